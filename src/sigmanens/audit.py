@@ -1,0 +1,242 @@
+"""What conversion found in a network: every norm with its fate, before anything is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.errors import (
+    AlreadyConvertedError,
+    InputError,
+    NoNormError,
+    UnsupportedNormError,
+)
+from sigmanens.norms import MemberNorm
+from sigmanens.rules import NormRule, is_norm, rule_for
+
+__all__ = ["ConversionReport", "LayerSelector", "NormEntry", "audit", "matches", "norms_are_trained"]
+
+LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+@dataclass(frozen=True)
+class NormEntry:
+    """One normalisation layer: dotted name, class, scales per member, what happens and why."""
+
+    name: str
+    kind: str
+    channels: int
+    action: str  # "converted", "kept" or "refused"
+    reason: str = ""
+
+
+@dataclass
+class ConversionReport:
+    """Audit of a conversion; printing it gives a table.
+
+    Attributes:
+        model: class of the base.
+        members: M.
+        norms: every norm found, in the order of registration.
+        init, scale, head: what was asked and, in the reason, what was resolved and why.
+        heads: dotted names of the heads that became one per member.
+        regularised: names the paper's rule picks for the diversity penalty, with the rule's name.
+        notes: everything else a user should know (guesses, fallbacks).
+    """
+
+    model: str
+    members: int
+    norms: list[NormEntry]
+    init: str = ""
+    init_reason: str = ""
+    scale: str = "sigmoid"
+    shift: str = ""
+    head: str = ""
+    heads: tuple[str, ...] = ()
+    schedule: str = "auto"
+    base_parameters: int = 0
+    added_parameters: int = 0
+    regularised: tuple[str, ...] = ()
+    regularised_rule: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def with_action(self, action: str) -> list[NormEntry]:
+        """Entries that were "converted", "kept" or "refused"."""
+        return [n for n in self.norms if n.action == action]
+
+    @property
+    def converted(self) -> list[str]:
+        """Names of the converted norms."""
+        return [n.name for n in self.with_action("converted")]
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the norms left as they were, or with their affine shared."""
+        return [n.name for n in self.with_action("kept")]
+
+    @property
+    def refused(self) -> list[str]:
+        """Names of the norms no rule covers."""
+        return [n.name for n in self.with_action("refused")]
+
+    def __str__(self) -> str:
+        width = max([len(n.name) for n in self.norms] + [4])
+        kinds = max([len(n.kind) for n in self.norms] + [5])
+        total = self.base_parameters + self.added_parameters
+        lines = [
+            f"{self.model} as an ensemble of {self.members} members: "
+            f"{len(self.converted)} norms converted, {len(self.kept)} kept, "
+            f"{len(self.refused)} refused",
+            f"  init        {self.init} ({self.init_reason})",
+            f"  scale       {self.scale}; shift {self.shift}",
+            f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
+            f"  schedule    {self.schedule}",
+            f"  parameters  {total:,} ({self.base_parameters:,} in the base"
+            + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
+        ]
+        if self.regularised:
+            lines.append(
+                f"  penalty     {len(self.regularised)} layers by rule '{self.regularised_rule}'"
+            )
+        lines += [f"  note        {n}" for n in self.notes]
+        lines.append(f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason")
+        for n in self.norms:
+            name = n.name or "(root)"
+            lines.append(
+                f"  {name:<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  {n.reason}"
+            )
+        return "\n".join(lines)
+
+
+def matches(selector: LayerSelector, name: str, module: nn.Module) -> bool:
+    """Whether a layer is selected: by regex (``re.search``), list of names, or callable; None = all."""
+    if selector is None:
+        return True
+    if isinstance(selector, str):
+        return re.search(selector, name) is not None
+    if callable(selector):
+        return bool(selector(name, module))
+    return name in selector
+
+
+def check_selector(selector: LayerSelector) -> None:
+    """Raise InputError for a selector that is neither regex, list of names nor callable."""
+    if isinstance(selector, str):
+        try:
+            re.compile(selector)
+        except re.error as e:
+            raise InputError(f"layers={selector!r} is no valid regular expression: {e}") from e
+    elif selector is not None and not callable(selector):
+        if not isinstance(selector, Sequence) or not all(isinstance(n, str) for n in selector):
+            raise InputError(
+                f"layers is {selector!r}; expected a regular expression, a list of dotted names, "
+                "or a callable (name, module) -> bool"
+            )
+
+
+def audit(
+    model: nn.Module, layers: LayerSelector, head_names: Sequence[str], own_heads: bool
+) -> tuple[list[NormEntry], dict[str, NormRule]]:
+    """List every norm of a network and the rules for the selected ones; nothing is changed.
+
+    Args:
+        model: the base.
+        layers: which norms to convert.
+        head_names: names of the heads.
+        own_heads: whether heads become one per member (then the norms inside are copied with them).
+
+    Raises:
+        AlreadyConvertedError: if σNorm layers are present.
+        NoNormError: if there is no norm, or none is selected.
+        UnsupportedNormError: if no rule covers a selected norm; every such norm is named.
+    """
+    check_selector(layers)
+    done = [n for n, m in model.named_modules() if isinstance(m, MemberNorm)]
+    if done:
+        raise AlreadyConvertedError(
+            f"this {type(model).__name__} holds {len(done)} σNorm layers already (first: "
+            f"'{done[0]}'); it was left unchanged. Convert the base network instead"
+        )
+    found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
+    if not found:
+        raise NoNormError(
+            f"no normalisation layer found in this {type(model).__name__}: σNorm needs at least "
+            "one (BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm module). Functional "
+            "norms and weight standardisation cannot be converted"
+        )
+    entries: list[NormEntry] = []
+    rules: dict[str, NormRule] = {}
+    first: dict[int, str] = {}
+    for name, module in found:
+        rule = rule_for(module)
+        channels = 0
+        if isinstance(rule, NormRule):
+            channels = int(torch.Size(rule.shape(module)).numel())
+        kind = type(module).__name__
+
+        def entry(
+            action: str, reason: str, name: str = name, kind: str = kind, channels: int = channels
+        ) -> NormEntry:
+            return NormEntry(name, kind, channels, action, reason)
+
+        if own_heads and any(name == h or name.startswith(f"{h}.") for h in head_names):
+            entries.append(entry("kept", "inside a head, copied with it"))
+        elif not matches(layers, name, module):
+            batch = isinstance(rule, NormRule) and rule.batch_statistics
+            entries.append(
+                entry("kept", "not selected" + ("; statistics per member" if batch else ""))
+            )
+        elif isinstance(rule, str):
+            entries.append(entry("refused", rule))
+        else:
+            tied = first.setdefault(id(module), name)
+            entries.append(entry("converted", "" if tied == name else f"tied to '{tied}'"))
+            rules[name] = rule
+    if isinstance(layers, Sequence) and not isinstance(layers, str):
+        unknown = sorted(set(layers) - {n for n, _ in found})
+        if unknown:
+            raise NoNormError(
+                f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
+                f"{type(model).__name__}; its norms are {_some([n for n, _ in found])}"
+            )
+    refused = [e for e in entries if e.action == "refused"]
+    if refused:
+        listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in refused[:20])
+        more = f"\n  … and {len(refused) - 20} more" if len(refused) > 20 else ""
+        raise UnsupportedNormError(
+            f"{len(refused)} of {len(found)} norms cannot be converted:\n{listed}{more}\n"
+            "Register a rule, or leave them out with layers=…"
+        )
+    if not rules:
+        raise NoNormError(
+            f"layers={layers!r} selects none of the {len(found)} norms of this "
+            f"{type(model).__name__}: {_some([n for n, _ in found])}"
+        )
+    return entries, rules
+
+
+def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
+    """Whether norms carry training: batches counted, statistics moved, or weights not constant."""
+    for norm in norms:
+        counted = getattr(norm, "num_batches_tracked", None)
+        if isinstance(counted, Tensor) and not counted.is_meta and bool((counted > 0).any()):
+            return True, "the base's norms have counted batches"
+        mean, var = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
+        if isinstance(mean, Tensor) and isinstance(var, Tensor) and not mean.is_meta:
+            if bool((mean != 0).any()) or bool((var != 1).any()):
+                return True, "the base's norms have moved statistics"
+        for key in ("weight", "bias"):
+            value = getattr(norm, key, None)
+            if isinstance(value, Tensor) and not value.is_meta and value.numel() > 1:
+                if bool((value != value.flatten()[0]).any()):
+                    return True, "the base's norms have trained affine parameters"
+    return False, "the base's norms are untrained"
+
+
+def _some(names: Sequence[str], limit: int = 12) -> str:
+    shown = ", ".join(n or "(root)" for n in names[:limit])
+    return shown + (f", … ({len(names)} in all)" if len(names) > limit else "")

@@ -1,0 +1,421 @@
+"""The ensemble: M members on one shared backbone, behind one ``nn.Module``.
+
+``forward`` gives every result with the member axis first, ``(M, B, …)``, however the members were
+run: *folded* (all at once, riding in the batch dimension), *sequential* (one at a time through the
+shared weights: the same numbers with the memory of one) or in groups of k.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.errors import ConversionError, InputError, SigmaNensWarning
+from sigmanens.heads import MemberHeads
+from sigmanens.members import (
+    MemberAxis,
+    batch_size,
+    expand,
+    find_batched,
+    join,
+    map_tensors,
+    narrow,
+    unfold,
+)
+from sigmanens.norms import SigmaNorm, _RunningStatistics
+from sigmanens.prediction import Prediction, logits_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sigmanens.audit import ConversionReport
+    from sigmanens.objective import EnsembleLoss
+    from sigmanens.plan import Plan
+
+__all__ = ["SigmaEnsemble"]
+
+
+class SigmaEnsemble(nn.Module):
+    """M members that share a backbone; made by :func:`sigmanens.convert`.
+
+    Attributes:
+        network: the converted network.
+        axis: which members are in the current pass.
+        plan: how it was built; what a checkpoint stores.
+        report: audit of the conversion.
+        temperature: () float32, T applied to the averaged distribution by :meth:`predict`.
+    """
+
+    temperature: Tensor
+
+    def __init__(
+        self, network: nn.Module, axis: MemberAxis, plan: Plan, report: ConversionReport
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.axis = axis
+        self.plan = plan
+        self.report = report
+        self.schedule: str | int = plan.schedule
+        self.training = network.training
+        self.register_buffer("temperature", torch.ones(()))
+        self._checked = False
+        self._hinted = False
+        self.patches: list[tuple[str, str, Any]] = []  # see convert._disable_fused_paths
+        self.base_fingerprint: dict[str, int] = {}  # of the shared tensors at conversion
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def num_members(self) -> int:
+        """M."""
+        return self.axis.num_members
+
+    @property
+    def base_config(self) -> Any:
+        """Configuration of the base: ``config`` (transformers), ``pretrained_cfg`` (timm) or None."""
+        for key in ("config", "pretrained_cfg"):
+            found = getattr(self.network, key, None)
+            if found is not None:
+                return found
+        return None
+
+    def sigma_norms(self) -> dict[str, SigmaNorm]:
+        """The converted norms by dotted name within the network; tied ones once."""
+        return {n: m for n, m in self.network.named_modules() if isinstance(m, SigmaNorm)}
+
+    def member_heads(self) -> dict[str, MemberHeads]:
+        """The heads by dotted name within the network."""
+        return {n: m for n, m in self.network.named_modules() if isinstance(m, MemberHeads)}
+
+    def freeze_statistics(self, frozen: bool = True) -> SigmaEnsemble:
+        """Stop (or resume) the update of batch statistics; unlike ``.eval()`` it outlives ``.train()``."""
+        for module in self.network.modules():
+            if isinstance(module, _RunningStatistics) and module.track_running_stats:
+                module.freeze_statistics(frozen)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        kept = self.temperature
+        super()._apply(fn, recurse)
+        self.temperature = kept.to(self.temperature.device)
+        return self
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, split: bool = False, **kwargs: Any) -> Any:
+        """Results of all active members.
+
+        Args:
+            args, kwargs: inputs of the base network. Every tensor with the batch in dimension 0
+                (or where ``batch_dims`` says) is given to each member; other inputs are shared.
+            split: the batch holds M·b rows and member m sees rows m·b … (m+1)·b - 1 only.
+
+        Returns:
+            what the base returns (tensor, tuple, mapping, dataclass, ModelOutput), each tensor
+            (M, B, …), or (M, b, …) under ``split``.
+
+        Raises:
+            InputError: if no input has a batch dimension, the batch does not divide under
+                ``split``, or the network moves its batch dimension under schedule="folded".
+        """
+        dims = self.plan.batch_dims or {}
+        tree = {str(i): a for i, a in enumerate(args)} | kwargs
+        size = batch_size(args, kwargs, dims)
+        batched, guessed = find_batched(tree, size, dims)
+        if guessed and not self._hinted and not torch.compiler.is_compiling():
+            self._hint(guessed, tree, size)
+        k = self.axis.active
+        if split:
+            if size % k:
+                raise InputError(
+                    f"split=True got {size} rows, which {k} members do not divide: member m sees "
+                    f"its own share. Give {k * (size // k) or k} rows or use split=False"
+                )
+            size //= k
+        group = self._group(tree, batched, size if split else None)
+        if group >= k:
+            return self._run(tree, batched, size, split)
+        start, stop = self.axis.start, self.axis.stop
+        blocks, sizes = [], []
+        for first in range(start, stop, group):
+            last = min(first + group, stop)
+            part = tree
+            if split:
+                part = narrow(tree, batched, (first - start) * size, (last - first) * size)
+            with self.axis.only(first, last):
+                blocks.append(self._run(part, batched, size, split))
+            sizes.append(last - first)
+        return join(blocks, sizes)
+
+    def _run(self, tree: dict[str, Any], batched: dict[str, int], size: int, split: bool) -> Any:
+        """One pass of the active members through the shared weights."""
+        k = self.axis.active
+        folded = tree if split else expand(tree, batched, k)
+        args, kwargs = _call(folded)
+        return unfold(self.network(*args, **kwargs), k, size)
+
+    def _group(self, tree: dict[str, Any], batched: dict[str, int], share: int | None) -> int:
+        """Members per pass under the schedule; folding is verified on the first batch."""
+        if self.schedule == "sequential" or self.axis.active == 1:
+            return 1
+        if not self._checked and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            self._verify(tree, batched)
+        if self.schedule == "sequential":
+            return 1
+        return self.schedule if isinstance(self.schedule, int) else self.axis.active
+
+    def _verify(self, tree: dict[str, Any], batched: dict[str, int]) -> None:
+        """Compare folded with sequential on up to 2 rows, with scales that differ visibly.
+
+        A network that moves its batch dimension (time-major recurrent nets, for example) would
+        mix the folded members without any error; this shows it.
+        """
+        self._checked = True
+        rows = min(2, *[_size(tree, p, d) for p, d in batched.items()])
+        small = narrow(tree, batched, 0, rows)
+        problem = ""
+        with _evaluating(self), self.axis.probe(), self.axis.only(0, self.num_members):
+            one_by_one = []
+            for m in range(self.num_members):
+                with self.axis.only(m, m + 1):
+                    one_by_one.append(self._run(small, batched, rows, False))
+            expected = logits_of(join(one_by_one, [1] * self.num_members))
+            try:
+                got = logits_of(self._run(small, batched, rows, False))
+            except (RuntimeError, ValueError, IndexError) as e:
+                problem = str(e).splitlines()[0]
+            else:
+                scale = float(expected.abs().amax())
+                if got.shape != expected.shape:
+                    problem = f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
+                elif scale == scale and scale != float("inf"):
+                    tolerance = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 5e-2
+                    gap = float((got - expected).abs().amax()) / max(scale, 1e-30)
+                    if not gap <= tolerance:
+                        problem = f"results differ by {gap:.1e} of their size"
+        if not problem:
+            return
+        if self.schedule != "auto":
+            raise InputError(
+                f"schedule={self.schedule!r} folds members into the batch, which this network does "
+                f"not keep in place ({problem}). Use schedule='sequential' or 'auto', or name the "
+                "batch dimension of each input with batch_dims"
+            )
+        self.schedule = "sequential"
+        note = f"folding members into the batch changes results ({problem}): running sequentially"
+        self.report.schedule = "sequential (auto)"
+        self.report.notes.append(note)
+        warnings.warn(note, SigmaNensWarning, stacklevel=4)
+
+    def _hint(self, guessed: list[str], tree: dict[str, Any], size: int) -> None:
+        self._hinted = True
+        names = ", ".join(repr(g) for g in guessed)
+        warnings.warn(
+            f"the batch dimension of input {names} was guessed for a batch of {size} (dimension 0 "
+            "where it has that size, else shared by all members). Say it with "
+            f"batch_dims={{{guessed[0]!r}: 0}}, or None for an input without a batch",
+            SigmaNensWarning,
+            stacklevel=3,
+        )
+
+    def check(self, example: Any, base: nn.Module | None = None) -> None:
+        """Verify on an example that folding keeps members apart and that the base's function is kept.
+
+        Args:
+            example: a tensor, a tuple of positional or a mapping of keyword inputs.
+            base: the unconverted network; compared under init="preserve" with copied or shared
+                heads, in evaluation mode.
+
+        Raises:
+            ConversionError: if a member does not reproduce the base to 1e-3 of its largest logit.
+        """
+        args, kwargs = call_arguments(example)
+        self._checked = False
+        with _evaluating(self):
+            ours = logits_of(self(*args, **kwargs))
+        if base is None or self.plan.init != "preserve" or self.plan.head == "fresh":
+            return
+        with _evaluating(base):
+            theirs = logits_of(base(*args, **kwargs))
+        gap = float((ours - theirs).abs().amax()) / max(float(theirs.abs().amax()), 1e-30)
+        tolerance = 1e-3 if theirs.dtype in (torch.float32, torch.float64) else 5e-2
+        if not gap <= tolerance:
+            raise ConversionError(
+                f"the converted {type(base).__name__} does not reproduce the base on the example "
+                f"(largest difference {gap:.1e} of the largest logit). A norm is applied in a way "
+                "its class does not show; leave it out with layers=…"
+            )
+
+    # -- training --------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        x: Any,
+        y: Tensor,
+        loss_fn: EnsembleLoss,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        scale: float = 1.0,
+        backward: Callable[[Tensor], Any] = Tensor.backward,
+    ) -> Tensor:
+        """Accumulate the gradients of ``loss_fn(self(x), y, self)`` one member at a time.
+
+        The same gradients and buffers as one folded pass, with the activations of one member in
+        memory. The penalty is counted once.
+
+        Args:
+            x: inputs, as for :meth:`predict`.
+            y: labels (B,) or soft labels (B, C).
+            loss_fn: an :class:`~sigmanens.EnsembleLoss`.
+            kwargs: further keyword inputs of the network.
+            scale: factor on the loss before each backward call (1 / accumulation steps).
+            backward: what to call with a loss: ``accelerator.backward``,
+                ``lambda l: scaler.scale(l).backward()``, Lightning's ``manual_backward``.
+
+        Returns:
+            the total loss, unscaled and detached: ().
+        """
+        args, named = call_arguments(x)
+        named = named | dict(kwargs or {})
+        total: Tensor | None = None
+        k = self.axis.active
+        for m in range(self.axis.start, self.axis.stop):
+            with self.axis.only(m, m + 1):
+                task = loss_fn.task(logits_of(self(*args, **named)), y) / k
+            backward(task * scale)
+            total = task.detach() if total is None else total + task.detach()
+        assert total is not None
+        loss_fn.task_loss = total
+        penalty = loss_fn.penalty(self)
+        if penalty is None:
+            return total
+        backward(penalty * scale)
+        return total + penalty.detach()
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        *,
+        members: int | None = None,
+        chunk: int | None = None,
+        temperature: float | None = None,
+    ) -> Prediction:
+        """Predict in evaluation mode, without gradients; the mode found is restored.
+
+        Args:
+            x: a tensor, a tuple of positional or a mapping of keyword inputs, batch B.
+            members: use the first k members only.
+            chunk: at most this many rows (members × samples) in one pass: bounds memory.
+            temperature: T of ``softmax(log p̄ / T)``; the stored one by default.
+
+        Returns:
+            probabilities and their uncertainty, decomposed (:class:`~sigmanens.Prediction`).
+
+        Raises:
+            InputError: for members or chunk out of range. NonFiniteError: for NaN logits.
+        """
+        k = self.num_members if members is None else members
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_members:
+            raise InputError(f"members is {members!r}; expected 1 to {self.num_members}")
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise InputError(f"chunk is {chunk!r}; expected a number of rows ≥ 1, or None")
+        t = float(self.temperature) if temperature is None else temperature
+        args, kwargs = call_arguments(x)
+        tree = {str(i): a for i, a in enumerate(args)} | kwargs
+        dims = self.plan.batch_dims or {}
+        size = batch_size(args, kwargs, dims)
+        if size == 0:
+            raise InputError("predict got an empty batch (0 samples)")
+        with _evaluating(self), self.axis.only(0, k):
+            if chunk is None or chunk >= k * size:
+                return Prediction.from_logits(self._logits(tree), t)
+            batched, _ = find_batched(tree, size, dims)
+            rows = min(size, chunk)
+            group = max(1, chunk // rows)
+            parts = []
+            for first in range(0, size, rows):
+                part = narrow(tree, batched, first, min(rows, size - first))
+                blocks = []
+                for m in range(0, k, group):
+                    with self.axis.only(m, min(m + group, k)):
+                        blocks.append(self._logits(part))
+                parts.append(Prediction.from_logits(torch.cat(blocks), t))
+            return Prediction.cat(parts)
+
+    def _logits(self, tree: dict[str, Any]) -> Tensor:
+        args, kwargs = _call(tree)
+        return logits_of(self(*args, **kwargs))
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    def save_pretrained(self, directory: str | Path, shared: str = "auto") -> Path:
+        """Save what the members add to the base; see :func:`sigmanens.checkpoint.save_pretrained`."""
+        from sigmanens.checkpoint import save_pretrained
+
+        return save_pretrained(self, directory, shared=shared)
+
+    def member(self, index: int) -> nn.Module:
+        """Member ``index`` as a plain network; see :func:`sigmanens.export.member`."""
+        from sigmanens.export import member
+
+        return member(self, index)
+
+    def collapse(self) -> nn.Module:
+        """One plain network with the members averaged; see :func:`sigmanens.export.collapse`."""
+        from sigmanens.export import collapse
+
+        return collapse(self)
+
+
+def check_schedule(schedule: str | int, members: int) -> None:
+    """Raise InputError unless the schedule is "auto", "folded", "sequential" or 1 … M."""
+    if isinstance(schedule, bool) or not (
+        schedule in ("auto", "folded", "sequential")
+        or (isinstance(schedule, int) and 1 <= schedule <= members)
+    ):
+        raise InputError(
+            f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
+            f"members per pass from 1 to {members}"
+        )
+
+
+def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs from a tensor, a tuple/list of inputs or a mapping of them."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    if isinstance(x, (tuple, list)):
+        return tuple(x), {}
+    return (x,), {}
+
+
+def _call(tree: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    args = [v for k, v in tree.items() if k.isdigit()]
+    return args, {k: v for k, v in tree.items() if not k.isdigit()}
+
+
+def _size(tree: Mapping[str, Any], path: str, dim: int) -> int:
+    sizes: list[int] = []
+    map_tensors(lambda t, p: sizes.append(t.shape[dim]) if p == path else t, tree)
+    return sizes[0]
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every submodule gets back the mode it had."""
+    modes = [(m, m.training) for m in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for m, mode in modes:
+            m.training = mode

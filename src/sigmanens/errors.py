@@ -1,0 +1,76 @@
+"""Errors of sigmanens: each derives from :class:`SigmaNensError` and the fitting built-in."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyConvertedError",
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "DataError",
+    "DiversityError",
+    "HeadNotFoundError",
+    "InputError",
+    "NoNormError",
+    "NonFiniteError",
+    "RunError",
+    "SigmaNensError",
+    "SigmaNensWarning",
+    "UnsupportedNormError",
+]
+
+
+class SigmaNensError(Exception):
+    """Base of every error raised by sigmanens."""
+
+
+class SigmaNensWarning(UserWarning):
+    """Base of every warning issued by sigmanens."""
+
+
+class InputError(SigmaNensError, ValueError):
+    """An argument or a tensor has the wrong value, shape or type."""
+
+
+class NonFiniteError(InputError):
+    """NaN or infinity where a finite number is needed."""
+
+
+class ConversionError(SigmaNensError, ValueError):
+    """A network cannot be converted as asked."""
+
+
+class NoNormError(ConversionError):
+    """The network has no normalisation layer, or ``layers`` selects none."""
+
+
+class UnsupportedNormError(ConversionError, TypeError):
+    """A normalisation layer of a class that no rule covers."""
+
+
+class AlreadyConvertedError(ConversionError):
+    """The network holds σNorm layers already."""
+
+
+class HeadNotFoundError(ConversionError):
+    """The classification head was not found by itself or under the given name."""
+
+
+class DiversityError(SigmaNensError, ValueError):
+    """The diversity penalty has no meaning for this ensemble or these settings."""
+
+
+class CheckpointError(SigmaNensError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class ConfigError(SigmaNensError, ValueError):
+    """A configuration file or a command-line option is wrong."""
+
+
+class DataError(SigmaNensError, ValueError):
+    """A data set is empty, incomplete or not in the expected layout."""
+
+
+class RunError(SigmaNensError, RuntimeError):
+    """A run folder is missing, incomplete or already in use."""

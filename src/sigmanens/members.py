@@ -1,0 +1,280 @@
+"""The member axis: fold members into the batch, unfold them again, say which are in this pass.
+
+Inside the network the members ride in dimension 0, member-major: of ``k`` members in a pass
+over ``B`` samples, row ``m·B + b`` is sample ``b`` seen by the ``m``-th of them. Outside, results
+carry the members in a dimension of their own: ``(M, B, …)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigmanens.errors import InputError
+
+__all__ = [
+    "MemberAxis",
+    "batch_size",
+    "expand",
+    "find_batched",
+    "join",
+    "map_tensors",
+    "narrow",
+    "unfold",
+]
+
+
+class MemberAxis:
+    """Which members take part in the current pass: ``start ≤ m < stop`` of ``num_members``.
+
+    One object is shared by an ensemble and all its σNorm layers and heads. By default all members
+    take part (folded); :meth:`only` narrows the pass.
+
+    Args:
+        num_members: number of members M, at least 1.
+    """
+
+    def __init__(self, num_members: int) -> None:
+        self.num_members = num_members
+        self.start = 0
+        self.stop = num_members
+        self.probing = False
+
+    @property
+    def active(self) -> int:
+        """Number of members k in this pass."""
+        return self.stop - self.start
+
+    @contextmanager
+    def only(self, start: int, stop: int) -> Iterator[None]:
+        """Restrict the pass to members ``start … stop-1``; the former range is restored."""
+        before = (self.start, self.stop)
+        self.start, self.stop = start, stop
+        try:
+            yield
+        finally:
+            self.start, self.stop = before
+
+    @contextmanager
+    def probe(self) -> Iterator[None]:
+        """Give every member visibly different scales for the time of a check (see `ensemble`)."""
+        self.probing = True
+        try:
+            yield
+        finally:
+            self.probing = False
+
+    def __repr__(self) -> str:
+        return f"MemberAxis({self.num_members}, active={self.start}:{self.stop})"
+
+
+def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> Any:
+    """Apply ``fn(tensor, path)`` to every tensor in tuples, lists, mappings and dataclasses.
+
+    The containers are rebuilt with their own classes (named tuples, ``ModelOutput``,
+    ``BatchEncoding``, dataclasses); whatever is not a tensor or a container is passed through.
+    ``path`` names a leaf as in ``"0.attention_mask"``.
+    """
+
+    def below(key: object) -> str:
+        return f"{path}.{key}" if path else str(key)
+
+    if isinstance(tree, Tensor):
+        return fn(tree, path)
+    if isinstance(tree, tuple):
+        items = [map_tensors(fn, v, below(i)) for i, v in enumerate(tree)]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, list):
+        return [map_tensors(fn, v, below(i)) for i, v in enumerate(tree)]
+    if isinstance(tree, Mapping):
+        mapped = {k: map_tensors(fn, v, below(k)) for k, v in tree.items()}
+        if type(tree) is dict:
+            return mapped
+        if dataclasses.is_dataclass(tree):  # transformers' ModelOutput is both
+            return type(tree)(**mapped)
+        return type(tree)(mapped)  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = {
+            f.name: map_tensors(fn, getattr(tree, f.name), below(f.name))
+            for f in dataclasses.fields(tree)
+            if f.init
+        }
+        return dataclasses.replace(tree, **fields)
+    return tree
+
+
+def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]) -> int:
+    """Number of samples B: the size of the first batched tensor of a call.
+
+    Args:
+        args, kwargs: positional and keyword inputs of the network.
+        dims: batch dimension by input name or position, ``None`` for "not batched".
+
+    Raises:
+        InputError: if no input is a tensor with a batch dimension.
+    """
+    found: list[int] = []
+
+    def look(x: Tensor, path: str) -> Tensor:
+        dim = _declared(path, dims, default=0)
+        if dim is not None and x.dim() > dim:
+            found.append(x.shape[dim])
+        return x
+
+    map_tensors(look, {str(i): a for i, a in enumerate(args)} | dict(kwargs))
+    if not found:
+        raise InputError(
+            "no input tensor with a batch dimension was given; expected at least one tensor of "
+            "shape (B, …). If the batch lies in another dimension, name it: batch_dims={'x': 1}"
+        )
+    return found[0]
+
+
+_UNDECLARED = -1
+
+
+def _declared(path: str, dims: Mapping[str, int | None], default: int) -> int | None:
+    """Batch dimension declared for an input, matched by its full path or its first part."""
+    root = path.split(".", 1)[0]
+    for key in (path, root):
+        if key in dims:
+            return dims[key]
+    return default
+
+
+def find_batched(
+    tree: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
+) -> tuple[dict[str, int], list[str]]:
+    """Batch dimension of every tensor input, and the inputs for which it was a guess.
+
+    Undeclared inputs count as batched when dimension 0 has the size of the batch. It is a guess
+    when another dimension has that size too (and the input is not the first), or when dimension 0
+    does not match while another does.
+
+    Args:
+        tree: inputs by name or position.
+        size: number of samples B.
+        dims: declared batch dimensions.
+
+    Returns:
+        ``{path: batch dimension}`` of the batched inputs, and the guessed paths.
+
+    Raises:
+        InputError: if a declared dimension does not have the size of the batch.
+    """
+    batched: dict[str, int] = {}
+    guessed: list[str] = []
+    seen = 0
+
+    def look(x: Tensor, path: str) -> Tensor:
+        nonlocal seen
+        seen += 1
+        dim = _declared(path, dims, default=_UNDECLARED)
+        if dim is None:
+            return x
+        if dim != _UNDECLARED:
+            if x.dim() <= dim or x.shape[dim] != size:
+                raise InputError(
+                    f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
+                    f"dimension {dim} is the batch, which has {size} samples here"
+                )
+            batched[path] = dim
+            return x
+        if x.dim() and x.shape[0] == size:
+            batched[path] = 0
+            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size:
+                guessed.append(path)
+        elif size > 1 and size in x.shape:
+            guessed.append(path)
+        return x
+
+    map_tensors(look, tree)
+    return batched, guessed
+
+
+def expand(tree: Any, batched: Mapping[str, int], members: int) -> Any:
+    """Repeat every batched tensor ``(B, …)`` to ``(k·B, …)``, member-major, along its batch dimension."""
+    if members == 1:
+        return tree
+
+    def repeat(x: Tensor, path: str) -> Tensor:
+        if path not in batched:
+            return x
+        dim = batched[path]
+        shape = (*x.shape[:dim], members, *x.shape[dim:])
+        return x.unsqueeze(dim).expand(shape).flatten(dim, dim + 1)
+
+    return map_tensors(repeat, tree)
+
+
+def narrow(tree: Any, batched: Mapping[str, int], start: int, length: int) -> Any:
+    """Rows ``start … start+length-1`` of every batched tensor along its batch dimension."""
+
+    def cut(x: Tensor, path: str) -> Tensor:
+        return x.narrow(batched[path], start, length) if path in batched else x
+
+    return map_tensors(cut, tree)
+
+
+def unfold(tree: Any, members: int, size: int) -> Any:
+    """Turn every result ``(k·B, …)`` into ``(k, B, …)``; one member's is taken as it is.
+
+    Scalars (a mean loss computed inside the network) are left as they are: the mean over folded
+    rows is the mean over members.
+
+    Raises:
+        InputError: if a result does not carry the ``k·B`` rows in dimension 0.
+    """
+
+    def split(y: Tensor, path: str) -> Tensor:
+        if y.dim() == 0:
+            return y
+        if members == 1:
+            return y.unsqueeze(0)
+        if y.shape[0] != members * size:
+            where = f"result '{path}'" if path else "the result"
+            raise InputError(
+                f"{where} has shape {tuple(y.shape)}; expected {members * size} rows in dimension 0 "
+                f"({members} members × {size} samples). The network moves or drops its batch "
+                "dimension: use schedule='sequential'"
+            )
+        return y.unflatten(0, (members, size))
+
+    return map_tensors(split, tree)
+
+
+def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Join results of several passes: leaves ``(k_i, B, …)`` are concatenated to ``(M, B, …)``.
+
+    Scalars are averaged, weighted by the members of their pass.
+
+    Args:
+        blocks: unfolded results of the passes, of the same structure.
+        sizes: members k_i in each pass.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    leaves: list[list[Tensor]] = []
+    for block in blocks:
+        row: list[Tensor] = []
+
+        def take(t: Tensor, _: str, row: list[Tensor] = row) -> Tensor:
+            row.append(t)
+            return t
+
+        map_tensors(take, block)
+        leaves.append(row)
+
+    def merge(group: tuple[Tensor, ...]) -> Tensor:
+        if group[0].dim() == 0:
+            total = sum(sizes)
+            return torch.stack([t * (k / total) for t, k in zip(group, sizes, strict=True)]).sum(0)
+        return torch.cat(group)
+
+    merged = iter([merge(group) for group in zip(*leaves, strict=True)])
+    return map_tensors(lambda *_: next(merged), blocks[0])
