@@ -1,0 +1,100 @@
+"""Mini-batches and augmentation of pictures that are already in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sigmanens.errors import InputError
+
+
+def batches(
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    shuffle: bool = False,
+    generator: torch.Generator | None = None,
+    drop_last: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go once through a set in memory, batch by batch.
+
+    Args:
+        images: (N, ...).
+        labels: (N, ...).
+        batch_size: number of examples a batch.
+        shuffle: whether to visit the examples in random order.
+        generator: source of the order; None: PyTorch's own.
+        drop_last: whether to leave out a last batch that is smaller.
+
+    Returns:
+        An iterator over pairs of images (B, ...) and labels (B, ...).
+
+    Raises:
+        InputError: if the lengths differ, the batch size is below 1, or there would be no batch.
+    """
+    total = len(images)
+    if len(labels) != total:
+        raise InputError(f"There are {total} images but {len(labels)} labels.")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1; got {batch_size}.")
+    if total < (batch_size if drop_last else 1):
+        raise InputError(
+            f"{total} examples give no batch of {batch_size} with drop_last={drop_last}."
+        )
+    return _batches(images, labels, batch_size, shuffle, generator, drop_last)
+
+
+def _batches(
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    shuffle: bool,
+    generator: torch.Generator | None,
+    drop_last: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    total = len(images)
+    order = torch.randperm(total, generator=generator) if shuffle else None
+    stop = total - total % batch_size if drop_last else total
+    for start in range(0, stop, batch_size):
+        rows = slice(start, start + batch_size)
+        index = rows if order is None else order[rows]
+        yield images[index], labels[index]
+
+
+def augment_flip_crop(
+    x: Tensor, padding: int = 4, generator: torch.Generator | None = None
+) -> Tensor:
+    """Shift each picture by up to ``padding`` pixels and mirror half of them: crop, then flip.
+
+    Each picture is padded with zeros on all sides, an H x W window is cut at a place drawn
+    uniformly, and the window is mirrored left to right with probability 1/2. The draws are, in this
+    order: B tops, B lefts (integers in [0, 2 padding]), B uniform numbers (a flip where below 1/2).
+
+    Args:
+        x: pictures (B, C, H, W), of any dtype. The border is 0 on the scale of x: black for raw
+            pixels, the mean for normalised ones.
+        padding: greatest shift in pixels.
+        generator: source of the draws; None: PyTorch's own on the CPU.
+
+    Returns:
+        (B, C, H, W), a new tensor of the same dtype on the same device.
+
+    Raises:
+        InputError: if x has not four dimensions or the padding is negative.
+    """
+    if x.ndim != 4:
+        raise InputError(f"x must have shape (B, C, H, W); got {tuple(x.shape)}.")
+    if padding < 0:
+        raise InputError(f"padding must not be negative; got {padding}.")
+    batch, _, height, width = x.shape
+    device = generator.device if generator is not None else torch.device("cpu")
+    span = 2 * padding + 1
+    top = torch.randint(span, (batch,), generator=generator, device=device).to(x.device)
+    left = torch.randint(span, (batch,), generator=generator, device=device).to(x.device)
+    flip = (torch.rand(batch, generator=generator, device=device) < 0.5).to(x.device)
+    windows = F.pad(x, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    crop = windows[torch.arange(batch, device=x.device), :, top, left]
+    return torch.where(flip.view(batch, 1, 1, 1), crop.flip(3), crop)

@@ -1,0 +1,203 @@
+"""A labelled set of pictures in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from sigmanens.errors import DataError, InputError
+
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Pictures and labels in memory.
+
+    Attributes:
+        images: pixels (N, C, H, W), uint8 in [0, 255].
+        labels: class numbers (N,), int64 in [0, len(classes)).
+        classes: the classes' names.
+        name: what the set is called in messages and results.
+        mean: the channels' means that :meth:`normalized` uses by default, for pixels in [0, 1].
+        std: the channels' standard deviations, likewise.
+
+    Raises:
+        DataError: if the set is empty, or the tensors' shapes, dtypes or labels do not fit.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str = "images"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise DataError(
+                f"{self.name}: images must be uint8 of shape (N, C, H, W); got {images.dtype} "
+                f"of shape {tuple(images.shape)}."
+            )
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise DataError(
+                f"{self.name}: labels must be int64 of shape ({len(images)},); got {labels.dtype} "
+                f"of shape {tuple(labels.shape)}."
+            )
+        if not len(images):
+            raise DataError(f"{self.name}: the data set is empty.")
+        check_labels(labels, len(self.classes), self.name)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, those without an example included."""
+        return len(self.classes)
+
+    def normalized(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> Tensor:
+        """Return ``(images / 255 - mean) / std`` as float32 (N, C, H, W).
+
+        Args:
+            mean: one number per channel, for pixels in [0, 1]. None: the set's own, else 0.
+            std: one positive number per channel. None: the set's own, else 1.
+
+        Raises:
+            InputError: if the number of values is not the number of channels, or a deviation is not
+                positive.
+        """
+        mean = mean if mean is not None else self.mean
+        std = std if std is not None else self.std
+        pixels = self.images.to(torch.float32).div_(255)
+        if mean is not None:
+            pixels.sub_(self._per_channel("mean", mean))
+        if std is not None:
+            deviation = self._per_channel("std", std)
+            if not (deviation > 0).all():
+                raise InputError(f"{self.name}: std must be positive; got {tuple(std)}.")
+            pixels.div_(deviation)
+        return pixels
+
+    def dataset(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> TensorDataset:
+        """Return pairs of a normalised picture (C, H, W) and its label, for a ``DataLoader``."""
+        return TensorDataset(self.normalized(mean, std), self.labels)
+
+    def subset(self, index: Tensor | Sequence[int] | slice) -> ImageSet:
+        """Return the pictures at the positions (or under the mask, or in the slice) ``index``."""
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index)
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+    def resize(self, size: int) -> ImageSet:
+        """Return the set with pictures of size x size pixels; see :func:`resize_images`."""
+        return replace(self, images=resize_images(self.images, size))
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+        """Cut into two disjoint parts with the same share of every class.
+
+        Args:
+            fraction: share of the first part, in (0, 1).
+            seed: seed of the draw.
+
+        Returns:
+            The part with ``round(fraction * N)`` pictures, and the rest; both keep the set's order.
+
+        Raises:
+            InputError: if the fraction is not in (0, 1) or leaves a part empty.
+        """
+        count = round(fraction * len(self)) if 0 < fraction < 1 else 0
+        if not 0 < count < len(self):
+            raise InputError(
+                f"{self.name}: fraction must lie in (0, 1) and leave both parts at least one of "
+                f"{len(self)} pictures; got {fraction}."
+            )
+        first, second = stratified_split(self.labels, count, torch.Generator().manual_seed(seed))
+        return self.subset(first), self.subset(second)
+
+    def _per_channel(self, name: str, values: Sequence[float]) -> Tensor:
+        channels = self.images.shape[1]
+        if len(values) != channels:
+            raise InputError(
+                f"{self.name}: {name} needs {channels} values, one per channel; got {len(values)}."
+            )
+        return torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1)
+
+
+def check_labels(labels: Tensor, num_classes: int, name: str) -> None:
+    """Raise DataError if a label of (N,) int64 lies outside [0, num_classes)."""
+    wrong = ((labels < 0) | (labels >= num_classes)).nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(
+            f"{name}: {len(wrong)} labels lie outside 0..{num_classes - 1}; the first is "
+            f"{int(labels[row])} in row {row}. A label of -1 marks a row without one."
+        )
+
+
+def resize_images(images: Tensor, size: int) -> Tensor:
+    """Resize pictures to size x size pixels.
+
+    A whole number of pixels is averaged where both sides are multiples of ``size``, else the
+    pictures are interpolated bilinearly with antialiasing. The aspect ratio is not kept.
+
+    Args:
+        images: (N, C, H, W), uint8.
+        size: the new height and width.
+
+    Returns:
+        (N, C, size, size), uint8, rounded to the nearest value.
+
+    Raises:
+        InputError: if the size is not a positive integer.
+    """
+    if size < 1:
+        raise InputError(f"size must be a positive number of pixels; got {size}.")
+    height, width = images.shape[-2:]
+    if (height, width) == (size, size):
+        return images
+    parts = []
+    for chunk in images.split(_CHUNK):
+        pixels = chunk.to(torch.float32)
+        if height % size == 0 and width % size == 0:
+            pixels = F.avg_pool2d(pixels, (height // size, width // size))
+        else:
+            pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True)
+        parts.append(pixels.round_().clamp_(0, 255).to(torch.uint8))
+    return torch.cat(parts)
+
+
+def stratified_split(
+    labels: Tensor, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw positions with the same share of every class.
+
+    Args:
+        labels: class numbers (N,), int64.
+        count: number of positions to draw, 0 <= count <= N. A class of n examples gives
+            ``count * n / N`` of them, rounded down or up so that the sum is ``count``.
+        generator: source of the draw.
+
+    Returns:
+        The positions drawn (count,) and the others (N - count,), each ascending, int64.
+    """
+    classes, sizes = labels.unique(return_counts=True)
+    share = sizes * count
+    take = share // len(labels)
+    largest = (share % len(labels)).argsort(descending=True, stable=True)
+    take[largest[: count - int(take.sum())]] += 1
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    for value, number in zip(classes, take.tolist(), strict=True):
+        rows = (labels == value).nonzero().flatten()
+        drawn[rows[torch.randperm(len(rows), generator=generator)[:number]]] = True
+    return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()
