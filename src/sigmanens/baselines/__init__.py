@@ -1,0 +1,6 @@
+"""The rivals, behind the ensemble's own interface: ``forward`` gives (M, B, C), ``num_members`` is M."""
+
+from sigmanens.baselines.film import film_ensemble
+from sigmanens.baselines.separate import SeparateNetworks
+
+__all__ = ["SeparateNetworks", "film_ensemble"]

@@ -1,0 +1,1 @@
+"""Adapters to training frameworks; each module imports its framework when it is imported."""

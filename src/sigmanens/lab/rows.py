@@ -1,0 +1,177 @@
+"""One row of ``metrics.json``: a network, measured on held-out, test, corrupted and OOD pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens import measures
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import NonFiniteError
+from sigmanens.evaluation import intervals, metrics, ood
+from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.evaluation.summary import summarize
+from sigmanens.lab.digits import Labelled
+from sigmanens.prediction import log_mean_exp
+
+__all__ = ["EvaluationData", "MemberLogits", "evaluate", "member_logits", "tempered"]
+
+MemberLogits = Callable[[Tensor], Tensor]
+"""From pictures (N, C, H, W) to the members' logits (M, N, K)."""
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """What a network is measured on; pictures are normalised as the network expects them.
+
+    Attributes:
+        validation: for the temperature, and for every choice.
+        test: for the reported numbers only.
+        ood: pictures of other things, by name.
+        corruption: the test pictures, corrupted, by name and severity 1 to 5.
+    """
+
+    validation: Labelled
+    test: Labelled
+    ood: Mapping[str, Tensor] = field(default_factory=dict)
+    corruption: Mapping[str, Mapping[int, Tensor]] = field(default_factory=dict)
+
+
+def member_logits(network: nn.Module, batch: int = 256) -> MemberLogits:
+    """Evaluate a network batch by batch, in evaluation mode, without gradients."""
+    device = next(network.parameters()).device
+
+    @torch.no_grad()
+    def run(images: Tensor) -> Tensor:
+        network.eval()
+        parts = [network(part.to(device)).float().cpu() for part in images.split(batch)]
+        logits = torch.cat(parts, 1)
+        if not bool(torch.isfinite(logits).all()):
+            raise NonFiniteError(
+                "the network gives NaN or infinite logits: its training has diverged, or the "
+                "pictures hold NaN"
+            )
+        return logits
+
+    return run
+
+
+def tempered(logits: MemberLogits, validation: Labelled) -> MemberLogits:
+    """The averaged prediction with a temperature fitted on held-out data, as if one network's."""
+    held_out = log_mean_exp(torch.log_softmax(logits(validation.images), 2))
+    temperature = fit_temperature(held_out, validation.labels)
+
+    def run(images: Tensor) -> Tensor:
+        averaged = log_mean_exp(torch.log_softmax(logits(images), 2))
+        return apply_temperature(averaged, temperature).unsqueeze(0)
+
+    return run
+
+
+def evaluate(
+    logits: MemberLogits,
+    data: EvaluationData,
+    *,
+    method: str,
+    network: nn.Module | None = None,
+    members: int,
+    params: int,
+    tau: float | None = None,
+    weight: float | None = None,
+    seed: int = 0,
+    train_seconds: float | None = None,
+    resamples: int = 500,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Measure one network or ensemble.
+
+    Args:
+        logits: maps pictures to member logits (M, N, K).
+        data: what to measure on.
+        method: name in ``metrics.json``.
+        network: where the scales are read from, if it is a SigmaEnsemble.
+        members: M.
+        params: number of parameters.
+        tau, weight: of the penalty, None without one.
+        seed: of the training.
+        train_seconds: time the training took.
+        resamples: of the bootstrap intervals.
+
+    Returns:
+        the row, and the tensors it was computed from: ``member_log_probs`` (M, N, K) and
+        ``labels`` (N,) of test, ``validation_member_log_probs`` and ``validation_labels``.
+    """
+    held_out = torch.log_softmax(logits(data.validation.images), 2)
+    averaged = log_mean_exp(held_out)
+    temperature = fit_temperature(averaged, data.validation.labels)
+    raw = logits(data.test.images)
+    row: dict[str, Any] = {
+        "method": method,
+        "members": members,
+        "tau": tau,
+        "weight": weight,
+        "seed": seed,
+        "split": "test",
+        "params": params,
+        "train_seconds": train_seconds,
+    }
+    row |= summarize(raw, data.test.labels, temperature=temperature)
+    validation = summarize(held_out, data.validation.labels, temperature=temperature)
+    row["validation"] = {
+        k: validation[k] for k in ("n", "accuracy", "nll", "ece", "nll_calibrated")
+    }
+    row |= _scales(network)
+    mean = log_mean_exp(torch.log_softmax(raw, 2))
+    row["intervals"] = {
+        name: _ends(intervals.bootstrap(statistic, mean, data.test.labels, resamples=resamples))
+        for name, statistic in (
+            ("accuracy", metrics.accuracy),
+            ("nll", metrics.nll),
+            ("ece", metrics.ece),
+        )
+    }
+    inside = ood.scores(raw)
+    row["ood"] = {}
+    for name, images in data.ood.items():
+        outside = ood.scores(logits(images))
+        row["ood"][name] = {s: ood.auroc(inside[s], outside[s]) for s in inside}
+    row["corruption"] = {
+        name: {str(s): _brief(logits(images), data.test.labels) for s, images in levels.items()}
+        for name, levels in data.corruption.items()
+    }
+    kept = {
+        "member_log_probs": torch.log_softmax(raw, 2),
+        "labels": data.test.labels,
+        "validation_member_log_probs": held_out,
+        "validation_labels": data.validation.labels,
+    }
+    return row, kept
+
+
+def _scales(network: nn.Module | None) -> dict[str, Any]:
+    """Cosine of the members' scales and histogram of owners per channel, where there are members."""
+    if not isinstance(network, SigmaEnsemble) or network.num_members < 2:
+        return {"cosine": None, "owners": None, "saturation": None}
+    found: dict[str, Any] = {"cosine": measures.cosine(network, "auto"), "owners": None}
+    found["saturation"] = None
+    if all(m.kind == "sigmoid" for m in network.sigma_norms().values()):
+        counts = measures.owners_per_channel(network)
+        found["owners"] = torch.bincount(counts, minlength=network.num_members + 1).tolist()
+        found["saturation"] = measures.saturation(network)
+    return found
+
+
+def _brief(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    mean = log_mean_exp(torch.log_softmax(logits, 2))
+    return {
+        "accuracy": metrics.accuracy(mean, labels),
+        "nll": metrics.nll(mean, labels),
+        "ece": metrics.ece(mean, labels),
+    }
+
+
+def _ends(interval: intervals.Interval) -> list[float]:
+    return [interval.low, interval.high]

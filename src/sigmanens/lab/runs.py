@@ -1,0 +1,154 @@
+"""A run is a folder: ``config.yaml``, ``metrics.json``, ``predictions.safetensors``, ``report.html``.
+
+Every file is written next to its place and renamed there. ``metrics.json`` comes last of the
+results, so that a folder that has it is a finished run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+import sigmanens
+from sigmanens.checkpoint import write_atomic
+from sigmanens.errors import RunError
+
+__all__ = ["Run", "environment", "read_config", "read_metrics"]
+
+_FILES = ("config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html")
+
+
+class Run:
+    """A run folder being written.
+
+    Args:
+        folder: made if missing.
+        config: what was asked, plain types; stored as ``config.yaml``.
+        resume: continue an unfinished run of the same configuration.
+
+    Raises:
+        RunError: if the folder holds a run already, or, under ``resume``, a finished one or one of
+            another configuration.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], resume: bool = False) -> None:
+        self.folder = Path(folder)
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        present = [f for f in _FILES if (self.folder / f).exists()]
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"--out {self.folder} is a file; expected a folder, new or empty")
+        if present and not resume:
+            raise RunError(
+                f"{self.folder} holds a run already ({', '.join(present)}). Give another --out, or "
+                "continue it with --resume if it was interrupted"
+            )
+        if resume:
+            if (self.folder / "metrics.json").exists():
+                raise RunError(f"the run in {self.folder} is finished: there is nothing to resume")
+            stored = self.folder / "config.yaml"
+            if stored.exists() and stored.read_text(encoding="utf-8") != text:
+                raise RunError(
+                    f"the run in {self.folder} was started with another configuration; resume it "
+                    f"with --config {stored}"
+                )
+        self._write("config.yaml", text.encode())
+
+    def path(self, name: str) -> Path:
+        """Path of a file or folder of the run."""
+        return self.folder / name
+
+    def write_predictions(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write ``predictions.safetensors``."""
+        kept = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        self._write("predictions.safetensors", save_tensors(kept))
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write ``metrics.json``; numbers that are not finite become null."""
+        text = json.dumps(_plain(metrics), indent=1, ensure_ascii=False, allow_nan=False)
+        self._write("metrics.json", (text + "\n").encode())
+
+    def _write(self, name: str, payload: bytes) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.folder / name, payload)
+        except OSError as e:
+            raise RunError(
+                f"could not write {self.folder / name}: {e.strerror or e}. Files that were there "
+                "before are unchanged"
+            ) from e
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers were made with; no host, user or path."""
+    return {
+        "sigmanens": sigmanens.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.yaml`` of a run.
+
+    Raises:
+        RunError: if the folder holds no run.
+    """
+    return dict(_read(folder, "config.yaml", yaml.safe_load))
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """``metrics.json`` of a run.
+
+    Raises:
+        RunError: if the run is missing, unfinished or damaged.
+    """
+    return dict(_read(folder, "metrics.json", json.loads))
+
+
+def _read(folder: Path, name: str, parse: Any) -> Mapping[str, Any]:
+    path = Path(folder) / name
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        state = "an unfinished run" if (Path(folder) / "config.yaml").exists() else "no run"
+        raise RunError(f"{folder} holds {state}: it has no {name}") from e
+    except (OSError, ValueError, yaml.YAMLError) as e:
+        raise RunError(f"{path} cannot be read: {e}") from e
+    if not isinstance(found, Mapping):
+        raise RunError(f"{path} does not hold a mapping: it was altered")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
