@@ -1,0 +1,194 @@
+"""What ``sigmanens train`` can be told: each field is an option and a key of the YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from sigmanens.errors import ConfigError
+from sigmanens.lab.training import Recipe
+
+__all__ = [
+    "CONTROLS",
+    "DataConfig",
+    "DiversityConfig",
+    "EnsembleConfig",
+    "ModelConfig",
+    "TrainConfig",
+]
+
+CONTROLS = ("single", "single_temperature", "single_finetuned", "sigmanens_lambda0")
+
+
+@dataclass
+class ModelConfig:
+    """The network.
+
+    Attributes:
+        name: a backbone ("resnet20", "resnet18", "wrn28_10", …), "timm/<name>" or
+            "torchvision/<name>".
+        options: further arguments of the backbone.
+        weights: file with pretrained weights (safetensors or torch); none: random ones.
+    """
+
+    name: str = "resnet20"
+    options: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+
+
+@dataclass
+class DataConfig:
+    """The pictures: a hub name or a local folder that ``datasets.load_dataset`` reads.
+
+    Attributes:
+        source: hub name, or folder of parquet files.
+        train_split: split to train on.
+        test_split: split to report on.
+        validation_split: split for the temperature and every choice; none: ``holdout`` of test.
+        holdout: share of the test split that is set apart for choices when there is no validation
+            split; metrics come from the rest.
+        channels: 3 or 1.
+        size: height and width to resize to.
+        mean: channels' means of pixels in [0, 1].
+        std: channels' standard deviations.
+        limit: take only so many training pictures, drawn with ``seed``.
+        test_limit: likewise of the test split.
+        seed: of these draws and of the split.
+    """
+
+    source: str = ""
+    train_split: str = "train"
+    test_split: str = "test"
+    validation_split: str | None = None
+    holdout: float = 0.5
+    channels: int = 3
+    size: int | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    limit: int | None = None
+    test_limit: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class EnsembleConfig:
+    """The conversion (see ``sigmanens.convert``).
+
+    Attributes:
+        members: M.
+        head: "auto", "copy", "fresh" or "shared".
+        head_name: dotted name of the head, where it is not found by itself.
+        layers: regex of the norms to convert; none: all.
+        init: "auto", "preserve", "normal" or "paper".
+        scale: "sigmoid" or "linear".
+        shift: one trained shift per member.
+        train: "all" or "members".
+        schedule: "auto", "folded", "sequential" or members per pass.
+    """
+
+    members: int = 4
+    head: str = "auto"
+    head_name: str | None = None
+    layers: str | None = None
+    init: str = "auto"
+    scale: str = "sigmoid"
+    shift: bool | None = None
+    train: str = "all"
+    schedule: str | int = "auto"
+
+
+@dataclass
+class DiversityConfig:
+    """The penalty (see ``sigmanens.Diversity``).
+
+    Attributes:
+        tau: softmax temperature τ.
+        weight: λ; 0: no penalty.
+        layers: "auto" (the paper's rule), "all" or a regex.
+        form: "sum" or "mean".
+    """
+
+    tau: float = 0.1
+    weight: float = 1e-2
+    layers: str = "auto"
+    form: str = "sum"
+
+
+@dataclass
+class TrainConfig:
+    """One run of ``sigmanens train``.
+
+    Attributes:
+        data: the pictures.
+        model: the network.
+        ensemble: the conversion.
+        diversity: the penalty.
+        recipe: the training.
+        controls: what stands beside the ensemble in the results: "single" (the pretrained network
+            as loaded; without pretrained weights, one network trained as long),
+            "single_temperature" (the same with a temperature fitted on held-out data),
+            "single_finetuned" (the pretrained network fine-tuned as long), "sigmanens_lambda0"
+            (the ensemble without the penalty).
+        seed: of γ, heads, order and augmentation.
+        threads: CPU threads; none: torch's choice.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    diversity: DiversityConfig = field(default_factory=DiversityConfig)
+    recipe: Recipe = field(default_factory=Recipe)
+    controls: list[str] = field(default_factory=list)
+    seed: int = 0
+    threads: int | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for values that no part could use."""
+        if not self.data.source:
+            raise ConfigError("data.source is missing: a hub name or a folder of parquet files")
+        unknown = [c for c in self.controls if c not in CONTROLS]
+        if unknown:
+            raise ConfigError(
+                f"controls names {unknown[0]!r}; expected any of {', '.join(CONTROLS)}"
+            )
+        if not 0 < self.data.holdout < 1:
+            raise ConfigError(f"data.holdout is {self.data.holdout}; expected between 0 and 1")
+        if self.recipe.epochs < 1 or self.recipe.batch_size < 1:
+            raise ConfigError(
+                f"recipe.epochs is {self.recipe.epochs} and recipe.batch_size "
+                f"{self.recipe.batch_size}; both must be at least 1"
+            )
+        if self.recipe.precision not in ("32-true", "bf16-mixed"):
+            raise ConfigError(
+                f"recipe.precision is {self.recipe.precision!r}; expected '32-true' or 'bf16-mixed'"
+            )
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads is {self.threads}; expected at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, as in the YAML file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
+        """Inverse of :meth:`to_dict`; unknown keys raise ConfigError."""
+        return _build(cls, data, "")  # type: ignore[no-any-return]
+
+
+def _build(cls: Any, data: Mapping[str, Any], where: str) -> Any:
+    hints = get_type_hints(cls)
+    known = {f.name for f in fields(cls)}
+    unknown = sorted(set(data) - known)
+    if unknown:
+        raise ConfigError(
+            f"the configuration has an unknown key {where}{unknown[0]!r}; known here: "
+            f"{', '.join(sorted(known))}"
+        )
+    values = {
+        k: _build(hints[k], v, f"{where}{k}.")
+        if is_dataclass(hints[k]) and isinstance(v, Mapping)
+        else v
+        for k, v in data.items()
+    }
+    return cls(**values)

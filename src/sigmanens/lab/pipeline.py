@@ -1,0 +1,245 @@
+"""``sigmanens train`` and ``sigmanens evaluate``: from a configuration to a run folder."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sigmanens
+from sigmanens.baselines import SeparateNetworks
+from sigmanens.convert import convert
+from sigmanens.diversity import Diversity
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import DataError, RunError
+from sigmanens.lab.backbones import build_backbone, load_weights
+from sigmanens.lab.config import ModelConfig, TrainConfig
+from sigmanens.lab.data import ImageSet, load_images
+from sigmanens.lab.digits import Labelled
+from sigmanens.lab.report import write_report
+from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits, tempered
+from sigmanens.lab.runs import Run, environment, read_config, read_metrics
+from sigmanens.lab.training import TrainingResult, members_of, parameters, train_network
+from sigmanens.objective import EnsembleLoss
+
+__all__ = ["evaluate_run", "load_run", "train_run"]
+
+
+def train_run(
+    config: TrainConfig, out: Path, *, resume: bool = False, command: str = "", bar: bool = True
+) -> dict[str, Any]:
+    """Convert, train, measure, save: everything one configuration asks for.
+
+    Args:
+        config: what to do.
+        out: the run folder.
+        resume: continue an interrupted run at its last finished epoch.
+        command: the command line, for the record.
+        bar: show progress.
+
+    Returns:
+        what ``metrics.json`` holds.
+
+    Raises:
+        SigmaNensError: as named; the folder then holds no ``metrics.json``.
+    """
+    config.check()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    run = Run(out, config.to_dict(), resume)
+    begin = time.perf_counter()
+    train, data, classes = _load(config, training=True)
+    assert train is not None
+    torch.manual_seed(config.seed)
+    base = _base(config.model, len(classes))
+    rows: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+
+    def fit(name: str, network: nn.Module, loss_fn: EnsembleLoss) -> TrainingResult:
+        if bar:
+            print(f"training {name}", flush=True)
+        folder = run.path(f"training/{name}")
+        return train_network(
+            network, train, config.recipe, loss_fn, seed=config.seed, folder=folder, bar=bar
+        )
+
+    def measure(
+        method: str,
+        network: nn.Module,
+        seconds: float | None,
+        logits: MemberLogits | None = None,
+        tau: float | None = None,
+        weight: float | None = None,
+    ) -> None:
+        row, kept = evaluate(
+            logits or member_logits(network),
+            data,
+            method=method,
+            network=network,
+            members=members_of(network),
+            params=parameters(network),
+            tau=tau,
+            weight=weight,
+            seed=config.seed,
+            train_seconds=seconds,
+        )
+        rows.append(row)
+        tensors.update({f"{method}.{k}": v for k, v in kept.items() if "labels" not in k})
+        tensors.update({k: v for k, v in kept.items() if "labels" in k})
+
+    single, seconds = SeparateNetworks([base]), None
+    pretrained = bool(config.model.weights or config.model.options.get("pretrained"))
+    if not pretrained and {"single", "single_temperature"} & set(config.controls):
+        base_start = copy.deepcopy(base)  # σN-Ens starts from the same random weights
+        seconds = fit("single", single, EnsembleLoss()).seconds
+        base = base_start
+    if "single" in config.controls:
+        measure("single", single, seconds)
+    if "single_temperature" in config.controls:
+        logits = tempered(member_logits(single), data.validation)
+        measure("single_temperature", single, seconds, logits)
+    if "single_finetuned" in config.controls:
+        tuned = SeparateNetworks([copy.deepcopy(base)])
+        measure("single_finetuned", tuned, fit("single_finetuned", tuned, EnsembleLoss()).seconds)
+    history: list[dict[str, float]] = []
+    penalised = config.diversity.weight > 0 and config.ensemble.members > 1
+    for control in ("sigmanens_lambda0", "sigmanens"):
+        if control == "sigmanens_lambda0" and control not in config.controls:
+            continue
+        ensemble = _convert(base, config)
+        diversity = None
+        if control == "sigmanens" and penalised:
+            diversity = Diversity(**vars(config.diversity))
+        done = fit(control, ensemble, EnsembleLoss(diversity=diversity))
+        history = done.history
+        measure(
+            control if diversity is not None or control != "sigmanens" else "sigmanens_lambda0",
+            ensemble,
+            done.seconds,
+            tau=None if diversity is None else diversity.tau,
+            weight=None if diversity is None else diversity.weight,
+        )
+    temperature = rows[-1]["temperature"]
+    ensemble.temperature.fill_(temperature)
+    size = ensemble.save_pretrained(run.path("checkpoint")).stat().st_size
+    metrics = {
+        "version": 1,
+        "preset": f"{config.model.name} on {Path(config.data.source).name}",
+        "command": command,
+        "environment": environment(),
+        "seconds": time.perf_counter() - begin,
+        "data": {
+            "description": f"{Path(config.data.source).name}: "
+            f"{len(train.labels)} training pictures, {len(classes)} classes",
+            "train": len(train.labels),
+            "validation": len(data.validation.labels),
+            "test": len(data.test.labels),
+        },
+        "rows": rows,
+        "history": history,
+        "checkpoint_bytes": size,
+        "choice": None,
+    }
+    run.write_predictions(tensors)
+    run.write_metrics(metrics)
+    write_report(read_metrics(run.folder), run.path("report.html"))
+    shutil.rmtree(run.path("training"), ignore_errors=True)
+    return metrics
+
+
+def load_run(folder: Path) -> tuple[SigmaEnsemble, TrainConfig]:
+    """The trained ensemble of a run, on its base network.
+
+    Raises:
+        RunError: if the folder holds no finished training. CheckpointError: if it does not fit.
+    """
+    config = TrainConfig.from_dict(read_config(folder))
+    if not (folder / "checkpoint").is_dir():
+        raise RunError(f"{folder} holds no checkpoint: its training did not finish")
+    _, _, classes = _load(config, training=False)
+    base = _base(config.model, len(classes))
+    return sigmanens.load(folder / "checkpoint", base=base), config
+
+
+def evaluate_run(folder: Path, *, members: int | None = None, command: str = "") -> dict[str, Any]:
+    """Measure a run's ensemble again, from its checkpoint.
+
+    Args:
+        folder: a finished run of ``sigmanens train``.
+        members: use the first k members only.
+        command: the command line, for the record.
+
+    Returns:
+        an object like ``metrics.json`` with one row.
+    """
+    stored = read_metrics(folder)
+    ensemble, config = load_run(folder)
+    _, data, _ = _load(config, training=False)
+    last = stored["rows"][-1]
+
+    def logits(images: Tensor) -> Tensor:
+        parts = [
+            ensemble.predict(part, members=members).member_log_probs for part in images.split(256)
+        ]
+        return torch.cat(parts, 1)
+
+    row, _ = evaluate(
+        logits,
+        data,
+        method=last["method"],
+        network=ensemble,
+        members=members or ensemble.num_members,
+        params=parameters(ensemble),
+        tau=last["tau"],
+        weight=last["weight"],
+        seed=last["seed"],
+    )
+    kept = {k: stored[k] for k in ("version", "preset", "data", "choice")}
+    return kept | {"command": command, "environment": environment(), "rows": [row]}
+
+
+def _load(
+    config: TrainConfig, training: bool
+) -> tuple[Labelled | None, EvaluationData, tuple[str, ...]]:
+    """Training, validation and test pictures, normalised; training ones only if wanted."""
+    c = config.data
+
+    def images(split: str, limit: int | None) -> ImageSet:
+        return load_images(
+            c.source, split, channels=c.channels, size=c.size, mean=c.mean, std=c.std,
+            limit=limit, seed=c.seed,
+        )  # fmt: skip
+
+    test = images(c.test_split, c.test_limit)
+    if c.validation_split is not None:
+        validation = images(c.validation_split, None)
+    else:
+        validation, test = test.split(c.holdout, c.seed)
+    train = images(c.train_split, c.limit) if training else None
+    if train is not None and train.classes != test.classes:
+        raise DataError(
+            f"the splits {c.train_split!r} and {c.test_split!r} of {c.source} have different classes"
+        )
+    data = EvaluationData(_labelled(validation), _labelled(test))
+    return None if train is None else _labelled(train), data, test.classes
+
+
+def _labelled(images: ImageSet) -> Labelled:
+    return Labelled(images.normalized(), images.labels)
+
+
+def _base(model: ModelConfig, classes: int) -> nn.Module:
+    network = build_backbone(model.name, **({"num_classes": classes} | model.options))
+    return load_weights(network, model.weights) if model.weights else network
+
+
+def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:
+    generator = torch.Generator().manual_seed(config.seed)
+    options: Mapping[str, Any] = vars(config.ensemble)
+    return convert(base, generator=generator, **options)

@@ -1,0 +1,72 @@
+"""The results of a run as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from sigmanens.lab.report import naming
+from sigmanens.lab.report.reading import read_study
+from sigmanens.lab.report.study import Group, Stat, Study
+
+__all__ = ["console_table"]
+
+_COLUMNS = (
+    ("accuracy", "accuracy"),
+    ("NLL", "nll"),
+    ("NLL (T)", "nll_calibrated"),
+    ("ECE", "ece"),
+    ("differ", "disagreement"),
+)
+
+
+def console_table(metrics: Mapping[str, Any]) -> Table:
+    """The main numbers of a parsed ``metrics.json``, one line per method.
+
+    Means over seeds ± one standard deviation; "–" where not measured. OOD is the mean AUROC over
+    the OOD sets by max softmax, where that was measured. Raises ``InputError`` as
+    :func:`verdict` does.
+    """
+    study = read_study(metrics)
+    seeds = len(study.seeds)
+    spread = f", mean ± sd over {seeds} seeds" if seeds > 1 else ", 1 seed"
+    title = f"Results on the {study.split} data{spread}"
+    table = Table(
+        title=title, title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("method")
+    for name in ("params", *(name for name, _ in _COLUMNS), "OOD"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in study.groups:
+        chosen = group is study.chosen
+        table.add_row(
+            Text(f"{group.label} ←" if chosen else group.label),
+            study.multiple(group).replace(" ", "") or "–",
+            *(_text(group.stat(key)) for _, key in _COLUMNS),
+            _ood(study, group),
+            style="bold" if chosen else "",
+        )
+    table.caption = (
+        "params: × one network; NLL (T): with a fitted temperature; "
+        "differ: fraction of samples two members label differently; OOD: mean AUROC"
+    )
+    return table
+
+
+def _text(stat: Stat) -> Text:
+    """The mean, and the spread below it where there are several seeds."""
+    text = Text(naming.number(stat.mean))
+    if stat.sd is not None:
+        text.append(f"\n±{naming.number(stat.sd)}", style="dim")
+    return text
+
+
+def _ood(study: Study, group: Group) -> str:
+    """The mean AUROC over the OOD sets, over the seeds in which each was measured."""
+    stats = [group.stat("ood", name, study.quoted_score(name)) for name in study.ood]
+    means = [stat.mean for stat in stats if stat.mean is not None]
+    return naming.number(sum(means) / len(means)) if means else "–"

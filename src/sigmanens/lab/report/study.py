@@ -1,0 +1,216 @@
+"""A parsed ``metrics.json`` as groups of seeds: what every part of the report reads.
+
+Rows of the same (method, members, tau, weight) that differ in their seed form one
+:class:`Group`. Missing, null and non-finite values all mean "not measured".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from statistics import fmean, stdev
+from typing import Any
+
+from sigmanens.lab.report import naming
+
+__all__ = ["Group", "Row", "Seed", "Stat", "Study", "dig", "finite"]
+
+Seed = int | str
+Row = Mapping[str, Any]
+
+_USUAL_SCORES = ("max_softmax", "predictive_entropy")
+
+
+def finite(value: Any) -> float | None:
+    """``value`` as a float, or None where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def dig(row: Any, *path: str) -> Any:
+    """The value at ``path`` in nested mappings, None where a step is missing."""
+    for step in path:
+        if not isinstance(row, Mapping):
+            return None
+        row = row.get(step)
+    return row
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and sample standard deviation (None below two seeds) of a value per seed."""
+
+    by_seed: Mapping[Seed, float]
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def sd(self) -> float | None:
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    def __str__(self) -> str:
+        if self.sd is None:
+            return naming.number(self.mean)
+        return f"{naming.number(self.mean)} ± {naming.number(self.sd)}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one method under one setting."""
+
+    method: str
+    members: int | None
+    tau: float | None
+    weight: float | None
+    rows: Mapping[Seed, Row]
+    label: str
+    short: str
+    key: str
+    look: naming.Look
+
+    def stat(self, *path: str) -> Stat:
+        """The value at ``path`` in each seed's row, where it was measured."""
+        if self.method == "single_temperature" and path[0] in ("nll_calibrated", "ece_calibrated"):
+            stat = self._stat(*path)
+            return stat if stat.by_seed else self._stat(path[0].removesuffix("_calibrated"))
+        return self._stat(*path)
+
+    def _stat(self, *path: str) -> Stat:
+        values = {seed: finite(dig(row, *path)) for seed, row in self.rows.items()}
+        return Stat({seed: value for seed, value in values.items() if value is not None})
+
+    def corruption(self, severity: str, metric: str) -> Stat:
+        """``metric`` under corruption of ``severity``, averaged over the corruption kinds.
+
+        Severity "0" is the clean test set.
+        """
+        if severity == "0":
+            return self.stat(metric)
+        found: dict[Seed, float] = {}
+        for seed, row in self.rows.items():
+            kinds = dig(row, "corruption")
+            values = [
+                finite(dig(kinds, kind, severity, metric))
+                for kind in (kinds if isinstance(kinds, Mapping) else {})
+            ]
+            measured = [value for value in values if value is not None]
+            if measured:
+                found[seed] = fmean(measured)
+        return Stat(found)
+
+    def nested_keys(self, *path: str) -> list[str]:
+        """The keys of the mapping at ``path``, over all seeds, in order of appearance."""
+        keys: dict[str, None] = {}
+        for row in self.rows.values():
+            found = dig(row, *path)
+            if isinstance(found, Mapping):
+                keys.update(dict.fromkeys(str(key) for key in found))
+        return list(keys)
+
+    def lists(self, *path: str) -> list[list[Any]]:
+        """The lists at ``path``, one per seed that has one."""
+        found = (dig(row, *path) for row in self.rows.values())
+        return [list(item) for item in found if isinstance(item, Sequence) and len(item) > 0]
+
+    @property
+    def owners(self) -> dict[int, float] | None:
+        """Share of the channels with k owners, over all seeds; None where not measured."""
+        counts: dict[int, float] = {}
+        for owners in self.lists("owners"):
+            for k, count in enumerate(owners):
+                counts[k] = counts.get(k, 0.0) + (finite(count) or 0.0)
+        total = sum(counts.values())
+        return {k: count / total for k, count in counts.items()} if total > 0 else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """The groups of a run and the ones the verdict is about."""
+
+    metrics: Mapping[str, Any]
+    groups: tuple[Group, ...]
+    chosen: Group | None
+    criterion: str | None
+    reason: str | None
+    single: Group | None
+    deep: Group | None
+    split: str
+    left_out: int = field(default=0)
+
+    @property
+    def seeds(self) -> list[Seed]:
+        found: dict[Seed, None] = {}
+        for group in self.groups:
+            found.update(dict.fromkeys(group.rows))
+        return list(found)
+
+    @property
+    def sigma(self) -> list[Group]:
+        """The σN-Ens groups, by τ."""
+        return [group for group in self.groups if group.method == "sigmanens"]
+
+    def was_chosen(self, group: Group) -> bool:
+        """Whether ``group`` won a choice among several σN-Ens."""
+        return group is self.chosen and len(self.sigma) > 1
+
+    @property
+    def scaled_single(self) -> Group | None:
+        """One network with a fitted temperature: from its own row, or the single network's."""
+        if self.single is not None and self.single.stat("nll_calibrated").by_seed:
+            return self.single
+        for group in self.groups:
+            if group.method == "single_temperature":
+                return group
+        return self.single
+
+    def multiple(self, group: Group) -> str:
+        """Parameters as a multiple of one network: "1.02 ×", "" where unknown."""
+        one = self.single or self.scaled_single
+        ours, theirs = group.stat("params").mean, one.stat("params").mean if one else None
+        return f"{ours / theirs:.2f} ×" if ours and theirs else ""
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of corruption that were measured."""
+        found: dict[str, None] = {}
+        for group in self.groups:
+            found.update(dict.fromkeys(group.nested_keys("corruption")))
+        return list(found)
+
+    @property
+    def severities(self) -> list[str]:
+        """The severities of corruption that were measured, mildest first."""
+        found = {
+            severity
+            for group in self.groups
+            for kind in group.nested_keys("corruption")
+            for severity in group.nested_keys("corruption", kind)
+            if severity.isdecimal() and severity != "0"
+        }
+        return sorted(found, key=int)
+
+    @property
+    def ood(self) -> dict[str, list[str]]:
+        """The OOD sets that were measured, and the scores of each."""
+        found: dict[str, dict[str, None]] = {}
+        for group in self.groups:
+            for name in group.nested_keys("ood"):
+                found.setdefault(name, {}).update(dict.fromkeys(group.nested_keys("ood", name)))
+        return {name: list(scores) for name, scores in found.items() if scores}
+
+    def quoted_score(self, name: str) -> str:
+        """The score by which sentences quote the OOD set ``name``: the usual ones first."""
+        known = self.ood[name]
+        return next((score for score in _USUAL_SCORES if score in known), known[0])
+
+    @property
+    def samples(self) -> list[int]:
+        """The numbers of evaluated samples that occur in the rows."""
+        found = {finite(row.get("n")) for group in self.groups for row in group.rows.values()}
+        return sorted(int(n) for n in found if n is not None)
