@@ -7,8 +7,12 @@ recipe, one order of pictures and one measuring.
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
 from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones import build_backbone
-from sigmanens.lab.digits import DigitsData, Labelled, digits_sets, noisy
+from sigmanens.lab.digits import Labelled, digits_sets, noisy
 from sigmanens.lab.report import console_table, verdict, write_report
 from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
 from sigmanens.lab.runs import Run, environment, read_metrics
@@ -47,17 +51,18 @@ class DemoConfig:
         epochs: passes over them.
         width: channels of the network's first stage.
         seeds: number of repetitions with other data splits, weights and orders.
-        threads: CPU threads.
+        workers: seeds trained side by side, each in a process of its own with one CPU thread
+            (more threads do not help networks this small); 1: in this process.
     """
 
     members: int = 4
     taus: tuple[float, ...] = (0.1, 0.5, 2.0)
     weight: float = 1e-2
-    train: int = 200
-    epochs: int = 60
+    train: int = 100
+    epochs: int = 120
     width: int = 16
-    seeds: int = 3
-    threads: int = 2
+    seeds: int = 4
+    workers: int = 2
 
     def check(self) -> None:
         """Raise ConfigError for sizes the demo cannot run with."""
@@ -65,7 +70,7 @@ class DemoConfig:
             raise ConfigError(f"members is {self.members}; the demo compares at least 2")
         if not self.taus:
             raise ConfigError("taus is empty; expected at least one τ")
-        for key in ("epochs", "width", "seeds", "threads"):
+        for key in ("epochs", "width", "seeds", "workers"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
 
@@ -86,27 +91,22 @@ def run_demo(
     """
     config.check()
     console = console or Console()
-    torch.set_num_threads(config.threads)
     run = Run(out, {k: list(v) if isinstance(v, tuple) else v for k, v in vars(config).items()})
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
-    recipe = Recipe(epochs=config.epochs, batch_size=50, lr=0.1)
     # What one network costs per epoch is 1; an ensemble of M costs about M.
     total = config.seeds * config.epochs * config.members * (3 + len(config.taus))
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    data = None
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("training", total=total)
-        for seed in range(config.seeds):
-            data = digits_sets(train=config.train, seed=seed)
-            trial = _Trial(config, recipe, data, seed, rows, tensors)
-            trial.run(lambda text: progress.update(task, description=text),
-                      lambda cost: progress.advance(task, cost))  # fmt: skip
-    assert data is not None
+        task = progress.add_task(f"training, {config.seeds} seeds", total=total)
+        for found, kept in _all_seeds(config, lambda cost: progress.advance(task, cost)):
+            rows += found
+            tensors |= kept
+    data = digits_sets(train=config.train)
     metrics: dict[str, Any] = {
         "version": 1,
         "preset": "digits-demo",
@@ -136,20 +136,56 @@ def run_demo(
     return metrics
 
 
+Results = tuple[list[dict[str, Any]], dict[str, Tensor]]
+
+
+def _all_seeds(config: DemoConfig, advance: Callable[[float], None]) -> list[Results]:
+    """Rows and predictions of every seed, in the order of the seeds."""
+    if config.workers == 1 or config.seeds == 1:
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            return [_Trial(config, seed, advance).run() for seed in range(config.seeds)]
+        finally:
+            torch.set_num_threads(before)
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        costs = manager.Queue()
+        with ProcessPoolExecutor(config.workers, mp_context=context) as pool:
+            jobs: list[Future[Results]] = [
+                pool.submit(_one_seed, config, seed, costs) for seed in range(config.seeds)
+            ]
+            pending = set(jobs)
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+                if any(job.exception() for job in done):
+                    for job in pending:
+                        job.cancel()
+                    break
+                while True:
+                    try:
+                        advance(costs.get_nowait())
+                    except queue.Empty:
+                        break
+            return [job.result() for job in jobs]
+
+
+def _one_seed(config: DemoConfig, seed: int, costs: Any) -> Results:
+    """A worker process: all methods on one seed."""
+    warnings.simplefilter("ignore")  # what libraries tell each other was told in the main process
+    torch.set_num_threads(1)
+    return _Trial(config, seed, costs.put).run()
+
+
 class _Trial:
     """All methods on one seed: its split, its noise, its initial weights."""
 
-    def __init__(
-        self,
-        config: DemoConfig,
-        recipe: Recipe,
-        digits: DigitsData,
-        seed: int,
-        rows: list[dict[str, Any]],
-        tensors: dict[str, Tensor],
-    ) -> None:
-        self.config, self.recipe, self.seed = config, recipe, seed
-        self.rows, self.tensors = rows, tensors
+    def __init__(self, config: DemoConfig, seed: int, advance: Callable[[float], None]) -> None:
+        self.config, self.seed, self.advance = config, seed, advance
+        self.recipe = Recipe(epochs=config.epochs, batch_size=50, lr=0.1, weight_decay=0.0)
+        self.rows: list[dict[str, Any]] = []
+        self.tensors: dict[str, Tensor] = {}
+        digits = digits_sets(train=config.train, seed=seed)
         generator = torch.Generator().manual_seed(1000 + seed)
 
         def seen(part: Labelled) -> Labelled:
@@ -158,49 +194,53 @@ class _Trial:
         self.train = seen(digits.train)
         validation, test = seen(digits.validation), seen(digits.test)
         more = {
-            s: noisy(test.images, s, torch.Generator().manual_seed(2000 + seed)) for s in range(1, 6)
+            s: noisy(test.images, s, torch.Generator().manual_seed(2000 + seed))
+            for s in range(1, 6)
         }
         self.data = EvaluationData(validation, test, digits.ood, {"gaussian_noise": more})
 
-    def run(self, tell: Callable[[str], None], advance: Callable[[float], None]) -> None:
+    def run(self) -> Results:
         """Train and measure every method."""
         members = self.config.members
-        begin = f"seed {self.seed + 1} of {self.config.seeds}: "
         networks, seconds = [], []
         for i in range(members):
-            tell(f"{begin}network {i + 1} of {members}")
-            network = self._network(i)
-            done = train_network(
-                SeparateNetworks([network]), self.train, self.recipe, EnsembleLoss(),
-                seed=self._seed(i), advance=lambda: advance(1),
-            )  # fmt: skip
-            networks.append(network)
-            seconds.append(done.seconds)
+            networks.append(self._network(i))
+            seconds.append(self._train(SeparateNetworks(networks[i:]), EnsembleLoss(), i, cost=1))
         single, deep = SeparateNetworks(networks[:1]), SeparateNetworks(networks)
-        self._measure("single", single, seconds[0])
-        self._measure("single_temperature", single, seconds[0], temper=True)
-        self._measure("deep_ensemble", deep, sum(seconds))
+        typical = sorted(seconds)[members // 2]  # the first training also warms up
+        self._measure("single", single, typical)
+        self._measure("single_temperature", single, typical, temper=True)
+        self._measure("deep_ensemble", deep, typical * members)
 
-        tell(f"{begin}FiLM-Ensemble")
         film = film_ensemble(self._network(0), members, head="fresh", generator=self._generator())
-        slow = replace(self.recipe, scale_lr_mult=1.0)
-        done = train_network(
-            film, self.train, slow, EnsembleLoss(), seed=self._seed(0),
-            advance=lambda: advance(members),
-        )  # fmt: skip
-        self._measure("film", film, done.seconds)
+        taken = self._train(film, EnsembleLoss(), cost=members, scale_lr_mult=1.0)
+        self._measure("film", film, taken)
 
         for tau in (None, *self.config.taus):
-            tell(f"{begin}σN-Ens " + ("without penalty" if tau is None else f"τ={tau:g}"))
             ensemble = convert(self._network(0), members, generator=self._generator())
             diversity = None if tau is None else Diversity(tau, self.config.weight)
-            done = train_network(
-                ensemble, self.train, self.recipe, EnsembleLoss(diversity=diversity),
-                seed=self._seed(0), advance=lambda: advance(members),
-            )  # fmt: skip
+            taken = self._train(ensemble, EnsembleLoss(diversity=diversity), cost=members)
             method = "sigmanens_lambda0" if tau is None else "sigmanens"
             weight = None if tau is None else self.config.weight
-            self._measure(method, ensemble, done.seconds, tau=tau, weight=weight)
+            self._measure(method, ensemble, taken, tau=tau, weight=weight)
+        return self.rows, self.tensors
+
+    def _train(
+        self,
+        network: nn.Module,
+        loss_fn: EnsembleLoss,
+        index: int = 0,
+        *,
+        cost: float,
+        scale_lr_mult: float | None = None,
+    ) -> float:
+        """Train under the common recipe; seconds taken."""
+        recipe = replace(self.recipe, scale_lr_mult=scale_lr_mult)
+        done = train_network(
+            network, self.train, recipe, loss_fn, seed=self._seed(index),
+            advance=lambda: self.advance(cost),
+        )  # fmt: skip
+        return done.seconds
 
     def _seed(self, index: int) -> int:
         return 100 * self.seed + index
@@ -250,5 +290,5 @@ def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "criterion": "validation nll_calibrated",
         "tau": best,
-        "reason": f"lowest temperature-scaled NLL on held-out pictures ({listed})",
+        "reason": listed,
     }

@@ -125,12 +125,15 @@ def evaluate(
     }
     row |= _scales(network)
     mean = log_mean_exp(torch.log_softmax(raw, 2))
+    calibrated = apply_temperature(mean, temperature)
     row["intervals"] = {
-        name: _ends(intervals.bootstrap(statistic, mean, data.test.labels, resamples=resamples))
-        for name, statistic in (
-            ("accuracy", metrics.accuracy),
-            ("nll", metrics.nll),
-            ("ece", metrics.ece),
+        name: _ends(intervals.bootstrap(statistic, log_p, data.test.labels, resamples=resamples))
+        for name, statistic, log_p in (
+            ("accuracy", metrics.accuracy, mean),
+            ("nll", metrics.nll, mean),
+            ("ece", metrics.ece, mean),
+            ("nll_calibrated", metrics.nll, calibrated),
+            ("ece_calibrated", metrics.ece, calibrated),
         )
     }
     inside = ood.scores(raw)

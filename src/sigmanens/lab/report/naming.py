@@ -15,6 +15,7 @@ __all__ = ["ORDER", "Look", "amount", "label", "looks", "number", "short_label",
 ORDER = (
     "single",
     "single_temperature",
+    "single_finetuned",
     "mc_dropout",
     "laplace",
     "deep_ensemble",
@@ -35,6 +36,7 @@ ORDER = (
 _LABELS = {
     "single": "one network",
     "single_temperature": "one network + temperature",
+    "single_finetuned": "one network, fine-tuned as long",
     "mc_dropout": "MC dropout",
     "laplace": "Laplace approximation",
     "packed": "Packed-Ensembles",
@@ -51,6 +53,7 @@ _LABELS = {
 _SHORT = {
     "single": "one net",
     "single_temperature": "one net + T",
+    "single_finetuned": "one net tuned",
     "film": "FiLM",
     "heads_only": "heads only",
     "fixed_masks": "fixed masks",
@@ -71,6 +74,7 @@ class Look:
 _LOOKS = {
     "single": Look("#c2500a", "#ff9455", "square", "solid"),
     "single_temperature": Look("#c2500a", "#ff9455", "square-open", "dot"),
+    "single_finetuned": Look("#8f1d40", "#ff8fae", "star", "dash"),
     "deep_ensemble": Look("#0069a8", "#56b4f0", "diamond", "solid"),
     "film": Look("#b3578f", "#e8a3cb", "triangle-up", "dash"),
     "sigmanens_lambda0": Look("#4b5563", "#c3cad4", "x", "dot"),
