@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.errors import (
     AlreadyConvertedError,
@@ -18,7 +19,17 @@ from sigmanens.errors import (
 from sigmanens.norms import MemberNorm
 from sigmanens.rules import NormRule, is_norm, rule_for
 
-__all__ = ["ConversionReport", "LayerSelector", "NormEntry", "audit", "matches", "norms_are_trained"]
+__all__ = [
+    "ConversionReport",
+    "LayerSelector",
+    "NormEntry",
+    "audit",
+    "check_selector",
+    "find_norms",
+    "matches",
+    "mixes_members",
+    "norms_are_trained",
+]
 
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -57,7 +68,7 @@ class ConversionReport:
     shift: str = ""
     head: str = ""
     heads: tuple[str, ...] = ()
-    schedule: str = "auto"
+    schedule: str | int = "auto"
     base_parameters: int = 0
     added_parameters: int = 0
     regularised: tuple[str, ...] = ()
@@ -91,7 +102,7 @@ class ConversionReport:
             f"{self.model} as an ensemble of {self.members} members: "
             f"{len(self.converted)} norms converted, {len(self.kept)} kept, "
             f"{len(self.refused)} refused",
-            f"  init        {self.init} ({self.init_reason})",
+            f"  init        {self.init}" + (f" ({self.init_reason})" if self.init_reason else ""),
             f"  scale       {self.scale}; shift {self.shift}",
             f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
             f"  schedule    {self.schedule}",
@@ -113,7 +124,7 @@ class ConversionReport:
 
 
 def matches(selector: LayerSelector, name: str, module: nn.Module) -> bool:
-    """Whether a layer is selected: by regex (``re.search``), list of names, or callable; None = all."""
+    """Whether a layer is selected by a regex (``re.search``), a list of names or a callable."""
     if selector is None:
         return True
     if isinstance(selector, str):
@@ -130,12 +141,38 @@ def check_selector(selector: LayerSelector) -> None:
             re.compile(selector)
         except re.error as e:
             raise InputError(f"layers={selector!r} is no valid regular expression: {e}") from e
-    elif selector is not None and not callable(selector):
-        if not isinstance(selector, Sequence) or not all(isinstance(n, str) for n in selector):
-            raise InputError(
-                f"layers is {selector!r}; expected a regular expression, a list of dotted names, "
-                "or a callable (name, module) -> bool"
-            )
+    elif selector is not None and not callable(selector) and not _is_names(selector):
+        raise InputError(
+            f"layers is {selector!r}; expected a regular expression, a list of dotted names, "
+            "or a callable (name, module) -> bool"
+        )
+
+
+def _is_names(selector: object) -> bool:
+    return isinstance(selector, Sequence) and all(isinstance(n, str) for n in selector)
+
+
+def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every norm of a network with its dotted name; a tied one under each of its names.
+
+    Raises:
+        AlreadyConvertedError: if σNorm layers are present.
+        NoNormError: if there is no norm.
+    """
+    done = [n for n, m in model.named_modules() if isinstance(m, MemberNorm)]
+    if done:
+        raise AlreadyConvertedError(
+            f"this {type(model).__name__} holds {len(done)} σNorm layers already (first: "
+            f"'{done[0]}'); it was left unchanged. Convert the base network instead"
+        )
+    found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
+    if not found:
+        raise NoNormError(
+            f"no normalisation layer found in this {type(model).__name__}: σNorm needs at least "
+            "one (BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm module). Functional "
+            "norms and weight standardisation cannot be converted"
+        )
+    return found
 
 
 def audit(
@@ -155,22 +192,11 @@ def audit(
         UnsupportedNormError: if no rule covers a selected norm; every such norm is named.
     """
     check_selector(layers)
-    done = [n for n, m in model.named_modules() if isinstance(m, MemberNorm)]
-    if done:
-        raise AlreadyConvertedError(
-            f"this {type(model).__name__} holds {len(done)} σNorm layers already (first: "
-            f"'{done[0]}'); it was left unchanged. Convert the base network instead"
-        )
-    found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
-    if not found:
-        raise NoNormError(
-            f"no normalisation layer found in this {type(model).__name__}: σNorm needs at least "
-            "one (BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm module). Functional "
-            "norms and weight standardisation cannot be converted"
-        )
+    found = find_norms(model)
     entries: list[NormEntry] = []
     rules: dict[str, NormRule] = {}
     first: dict[int, str] = {}
+    selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
     for name, module in found:
         rule = rule_for(module)
         channels = 0
@@ -185,11 +211,8 @@ def audit(
 
         if own_heads and any(name == h or name.startswith(f"{h}.") for h in head_names):
             entries.append(entry("kept", "inside a head, copied with it"))
-        elif not matches(layers, name, module):
-            batch = isinstance(rule, NormRule) and rule.batch_statistics
-            entries.append(
-                entry("kept", "not selected" + ("; statistics per member" if batch else ""))
-            )
+        elif id(module) not in selected:
+            entries.append(entry("kept", f"not selected{_statistics_of_kept(module, rule)}"))
         elif isinstance(rule, str):
             entries.append(entry("refused", rule))
         else:
@@ -211,12 +234,30 @@ def audit(
             f"{len(refused)} of {len(found)} norms cannot be converted:\n{listed}{more}\n"
             "Register a rule, or leave them out with layers=…"
         )
+    if not rules and selected:
+        raise NoNormError(
+            f"all norms of this {type(model).__name__} that layers={layers!r} selects lie inside "
+            f"the head {', '.join(map(repr, head_names))}, which becomes one per member. Name a "
+            "smaller head with head_name, or use head='shared'"
+        )
     if not rules:
         raise NoNormError(
             f"layers={layers!r} selects none of the {len(found)} norms of this "
             f"{type(model).__name__}: {_some([n for n, _ in found])}"
         )
     return entries, rules
+
+
+def mixes_members(module: nn.Module, rule: NormRule | str) -> bool:
+    """Whether a norm, if kept, would take its running statistics over all members together."""
+    keeps = isinstance(module, _NormBase) and bool(module.track_running_stats)
+    return keeps and not (isinstance(rule, NormRule) and rule.batch_statistics)
+
+
+def _statistics_of_kept(module: nn.Module, rule: NormRule | str) -> str:
+    if isinstance(rule, NormRule) and rule.batch_statistics:
+        return "; statistics per member"
+    return "; running statistics mix all members" if mixes_members(module, rule) else ""
 
 
 def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
@@ -226,15 +267,17 @@ def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
         if isinstance(counted, Tensor) and not counted.is_meta and bool((counted > 0).any()):
             return True, "the base's norms have counted batches"
         mean, var = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
-        if isinstance(mean, Tensor) and isinstance(var, Tensor) and not mean.is_meta:
-            if bool((mean != 0).any()) or bool((var != 1).any()):
-                return True, "the base's norms have moved statistics"
-        for key in ("weight", "bias"):
-            value = getattr(norm, key, None)
-            if isinstance(value, Tensor) and not value.is_meta and value.numel() > 1:
-                if bool((value != value.flatten()[0]).any()):
-                    return True, "the base's norms have trained affine parameters"
+        if _differs(mean, 0) or _differs(var, 1):
+            return True, "the base's norms have moved statistics"
+        for value in norm.state_dict().values():
+            floats = isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+            if floats and _differs(value, value.flatten()[0]):
+                return True, "the base's norms have trained affine parameters"
     return False, "the base's norms are untrained"
+
+
+def _differs(value: object, constant: Tensor | float) -> bool:
+    return isinstance(value, Tensor) and not value.is_meta and bool((value != constant).any())
 
 
 def _some(names: Sequence[str], limit: int = 12) -> str:

@@ -1,9 +1,9 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
 A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, fingerprint of
-the base, digest of the weights) and one safetensors file of the members' scales, carriers, shifts,
-statistics and heads, a few kilobytes for a small network. The JSON names the weights file and is
-replaced last, so that a save that dies half-way leaves the former checkpoint whole.
+the base, digests) and one safetensors file of the members' scales, carriers, shifts, statistics and
+heads, a few kilobytes for a small network. The JSON names the weights file and is replaced last, so
+that a save that dies half-way leaves the former checkpoint whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from sigmanens.convert import build
+from sigmanens.build import build
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import CheckpointError, ConversionError, InputError
 from sigmanens.fingerprint import own_keys, shared_fingerprints
@@ -36,9 +36,7 @@ FORMAT_VERSION = 1
 _JSON = "sigmanens.json"
 
 
-def save_pretrained(
-    ensemble: SigmaEnsemble, directory: str | Path, shared: str = "auto"
-) -> Path:
+def save_pretrained(ensemble: SigmaEnsemble, directory: str | Path, shared: str = "auto") -> Path:
     """Save an ensemble on top of its untouched base.
 
     Args:
@@ -84,12 +82,19 @@ def save_pretrained(
         "weights": weights,
         "sha256": digest,
     }
+    meta["checksum"] = _checksum(meta)
     folder = Path(directory)
+    made, new = not folder.exists(), not (folder / weights).exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / weights, payload)
         write_atomic(folder / _JSON, json.dumps(meta, indent=1).encode())
     except OSError as e:
+        with contextlib.suppress(OSError):
+            if new:
+                (folder / weights).unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
         raise CheckpointError(
             f"could not save to {folder}: {e.strerror or e}. What was there before is unchanged"
         ) from e
@@ -125,12 +130,14 @@ def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
     expected = {k: int(v, 16) for k, v in meta["base"].items()}
     stored = set(meta["shared"])
     ours = ensemble.base_fingerprint
-    wrong = sorted(k for k in (set(expected) | set(ours)) - stored if expected.get(k) != ours.get(k))
+    wrong = sorted(
+        k for k in (set(expected) | set(ours)) - stored if expected.get(k) != ours.get(k)
+    )
     if wrong:
         raise CheckpointError(
             f"this {type(base).__name__} is not the base the checkpoint was made on: "
-            f"{len(wrong)} of {len(expected)} shared tensors differ (first: '{wrong[0]}'). Load the "
-            "same pretrained weights first"
+            f"{len(wrong)} of {len(expected)} shared tensors differ (first: '{wrong[0]}'). Load "
+            "the same pretrained weights first"
         )
     ensemble.base_fingerprint = expected
     needed = own_keys(ensemble.network) | stored
@@ -170,10 +177,18 @@ def _read_meta(folder: Path) -> dict[str, Any]:
             f"{path} has format version {meta.get('version')!r}; this sigmanens reads version "
             f"{FORMAT_VERSION}. Use the sigmanens that wrote it, or a newer one"
         )
-    missing = {"plan", "temperature", "base", "shared", "weights", "sha256"} - set(meta)
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(sorted(missing))}: it was altered")
+    if meta.get("checksum") != _checksum(meta):
+        raise CheckpointError(
+            f"{path} was altered after save_pretrained wrote it. Copy the folder again; to change "
+            "a setting, load the ensemble, change it there and save"
+        )
     return dict(meta)
+
+
+def _checksum(meta: Mapping[str, Any]) -> str:
+    """SHA-256 of what a checkpoint's JSON says, in one canonical form."""
+    content = {k: v for k, v in meta.items() if k != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_weights(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:

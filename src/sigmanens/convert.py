@@ -7,24 +7,36 @@ and filling in the values.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from sigmanens.audit import ConversionReport, LayerSelector, NormEntry, audit, norms_are_trained
-from sigmanens.ensemble import SigmaEnsemble, check_schedule
-from sigmanens.errors import AlreadyConvertedError, ConversionError, InputError
-from sigmanens.fingerprint import shared_fingerprints
-from sigmanens.heads import HEADS, find_heads, member_heads
-from sigmanens.inits import INITS, initial_affine
-from sigmanens.members import MemberAxis
-from sigmanens.norms import MemberBatchNorm, MemberNorm, SigmaNorm
-from sigmanens.plan import Plan
-from sigmanens.rules import NormRule, rule_for
-from sigmanens.selection import paper_rule
+from sigmanens.audit import (
+    LayerSelector,
+    audit,
+    check_selector,
+    find_norms,
+    matches,
+    norms_are_trained,
+)
+from sigmanens.build import build
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import (
+    AlreadyConvertedError,
+    ConversionError,
+    InputError,
+    UnsupportedNormError,
+)
+from sigmanens.heads import HEADS, find_heads
+from sigmanens.inits import INITS
+from sigmanens.inputs import call_arguments, resolve_batch_dims
+from sigmanens.plan import Plan, check_schedule
+from sigmanens.prediction import logits_of
+from sigmanens.verify import evaluating
 
 __all__ = ["build", "convert", "convert_"]
 
@@ -80,22 +92,34 @@ def convert(
     )  # fmt: skip
 
 
-def convert_(model: nn.Module, members: int, **options: Any) -> SigmaEnsemble:
+def convert_(
+    model: nn.Module,
+    members: int,
+    *,
+    head: str = "auto",
+    head_name: str | Sequence[str] | None = None,
+    layers: LayerSelector = None,
+    init: str = "auto",
+    scale: str = "sigmoid",
+    shift: bool | None = None,
+    train: str = "all",
+    batch_dims: Mapping[str | int, int | None] | None = None,
+    schedule: str | int = "auto",
+    example: Any = None,
+    generator: torch.Generator | None = None,
+) -> SigmaEnsemble:
     """Convert a network in place: as :func:`convert`, but ``model`` itself becomes the backbone.
+
+    A conversion that fails leaves the network as it was.
 
     Raises:
         ConversionError: besides the errors of ``convert``, if the network is itself a norm, which
             cannot replace itself.
     """
-    defaults: dict[str, Any] = {
-        "head": "auto", "head_name": None, "layers": None, "init": "auto", "scale": "sigmoid",
-        "shift": None, "train": "all", "batch_dims": None, "schedule": "auto", "example": None,
-        "generator": None,
-    }  # fmt: skip
-    unknown = sorted(set(options) - set(defaults))
-    if unknown:
-        raise TypeError(f"convert_() got unexpected arguments: {', '.join(unknown)}")
-    return _convert(model, members, True, **(defaults | options))
+    return _convert(
+        model, members, True, head, head_name, layers, init, scale, shift, train, batch_dims,
+        schedule, example, generator,
+    )  # fmt: skip
 
 
 def _convert(
@@ -114,22 +138,24 @@ def _convert(
     example: Any,
     generator: torch.Generator | None,
 ) -> SigmaEnsemble:
-    _check_arguments(model, members, head, init, scale, train)
+    _check_arguments(model, members, head, init, scale, shift, train)
     check_schedule(schedule, members)
-    norm_list = _selected_norms(model, layers)
+    resolve_batch_dims(model, batch_dims)
+    check_selector(layers)
+    norms = find_norms(model)
+    if in_place and norms[0][0] == "":
+        raise ConversionError(
+            f"a root {type(model).__name__} cannot be replaced in place; use convert(), or "
+            "convert_() on the module that holds it"
+        )
     reason = "as asked"
     if init == "auto":
-        trained, why = norms_are_trained(norm_list)
+        trained, why = norms_are_trained([m for n, m in norms if matches(layers, n, m)])
         init, reason = ("preserve" if trained else "normal"), f"auto: {why}"
     if head == "auto":
         head = "copy" if init == "preserve" else "fresh"
     names = [] if head == "shared" else find_heads(model, head_name, head)
     entries, rules = audit(model, layers, names, head != "shared")
-    if in_place and "" in rules:
-        raise ConversionError(
-            f"a root {type(model).__name__} cannot be replaced in place; use convert(), or "
-            "convert_() on the module that holds it"
-        )
     plan = Plan(
         members=members,
         norms=tuple(rules),
@@ -142,88 +168,49 @@ def _convert(
         schedule=schedule,
         batch_dims={str(k): v for k, v in batch_dims.items()} if batch_dims else None,
     )
-    ensemble = build(model, plan, in_place=in_place, generator=generator, entries=entries)
-    ensemble.report.init_reason = reason
-    if init == "paper" and head == "copy":
-        ensemble.report.notes.append(
-            "init='paper' with copied heads: all members are equal and stay so in training "
-            "(a symmetric fixed point). Use head='fresh' or init='preserve'"
-        )
-    if example is not None:
-        ensemble.check(example, base=None if in_place else model)
+    expected = None
+    if example is not None and init == "preserve" and head != "fresh":
+        args, kwargs = call_arguments(example)
+        with evaluating(model):
+            expected = logits_of(model(*args, **kwargs))
+    with _restored_on_error(model):
+        ensemble = build(model, plan, in_place=in_place, generator=generator, entries=entries)
+        ensemble.report.init_reason = reason
+        if init == "paper" and head == "copy":
+            ensemble.report.notes.append(
+                "init='paper' with copied heads: all members are equal and stay so in training "
+                "(a symmetric fixed point). Use head='fresh' or init='preserve'"
+            )
+        if example is not None:
+            ensemble.check(example, expected)
     return ensemble
 
 
-def build(
-    model: nn.Module,
-    plan: Plan,
-    *,
-    in_place: bool = False,
-    generator: torch.Generator | None = None,
-    entries: list[NormEntry] | None = None,
-) -> SigmaEnsemble:
-    """Build the ensemble a plan describes from its base; the draws come from ``generator``."""
-    base_parameters = sum(p.numel() for p in model.parameters())
-    if entries is None:
-        entries, _ = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
-    kind = type(model)
-    # All that can fail is computed before the network is touched, so that convert_ never leaves half.
-    axis = MemberAxis(plan.members)
-    network = model if in_place else copy.deepcopy(model)
-    swaps: dict[int, nn.Module] = {}
-    places: list[tuple[str, nn.Module]] = []
-    modules = dict(network.named_modules(remove_duplicate=False))
-    for name in plan.norms:
-        source = modules[name]
-        if id(source) not in swaps:
-            swaps[id(source)] = _sigma_norm(source, name, axis, plan, generator)
-        places.append((name, swaps[id(source)]))
-    inside = tuple(f"{h}." for h in plan.heads)
-    for entry in entries:
-        source = modules[entry.name]
-        rule = rule_for(source)
-        in_head = entry.name in plan.heads or (bool(inside) and entry.name.startswith(inside))
-        if entry.action == "kept" and not in_head and isinstance(rule, NormRule) and rule.batch_statistics:
-            if id(source) not in swaps:
-                swaps[id(source)] = _settled(MemberBatchNorm(source, axis), source, entry.name)
-            places.append((entry.name, swaps[id(source)]))
-    for name in plan.heads:
-        heads = member_heads(modules[name], plan.head, axis, name, generator)
-        heads.training = modules[name].training
-        places.append((name, heads))
-    for name, new in places:
-        if name == "":
-            network = new
-            continue
-        parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, new)
-    patches = _disable_fused_paths(network)
-    if plan.train == "members":
-        _freeze_shared(network, plan)
-    report = ConversionReport(
-        model=kind.__name__,
-        members=plan.members,
-        norms=entries,
-        init=plan.init,
-        scale=plan.scale,
-        shift=_shift_word(network),
-        head=plan.head,
-        heads=plan.heads,
-        schedule=str(plan.schedule),
-        base_parameters=base_parameters,
-    )
-    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
-    report.regularised_rule, chosen = paper_rule(network, norms)
-    report.regularised = tuple(chosen)
-    report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
-    ensemble = SigmaEnsemble(network, axis, plan, report)
-    ensemble.patches = patches
-    ensemble.base_fingerprint = shared_fingerprints(network)
-    return ensemble
+@contextmanager
+def _restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Put modules, attributes and ``requires_grad`` of a network back if the block fails."""
+    states = [(m, dict(vars(m)), dict(m._modules)) for m in model.modules()]
+    trained = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        yield
+    except BaseException:
+        for module, attributes, children in states:
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(children)
+        for p, required in trained:
+            p.requires_grad_(required)
+        raise
 
 
 def _check_arguments(
-    model: nn.Module, members: int, head: str, init: str, scale: str, train: str
+    model: nn.Module,
+    members: int,
+    head: str,
+    init: str,
+    scale: str,
+    shift: bool | None,
+    train: str,
 ) -> None:
     if isinstance(model, SigmaEnsemble):
         raise AlreadyConvertedError(
@@ -234,6 +221,8 @@ def _check_arguments(
         raise InputError(f"convert got a {type(model).__name__}; expected an nn.Module")
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         raise InputError(f"members is {members!r}; expected an integer ≥ 1")
+    if shift not in (None, True, False):
+        raise InputError(f"shift is {shift!r}; expected True, False or None")
     for key, value, allowed in (
         ("head", head, ("auto", *HEADS)),
         ("init", init, ("auto", *INITS)),
@@ -242,80 +231,10 @@ def _check_arguments(
     ):
         if value not in allowed:
             raise InputError(f"{key} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
-
-
-def _selected_norms(model: nn.Module, layers: LayerSelector) -> list[nn.Module]:
-    _, rules = audit(model, layers, (), False)
-    return [model.get_submodule(n) for n in rules]
-
-
-def _sigma_norm(
-    source: nn.Module, name: str, axis: MemberAxis, plan: Plan, generator: torch.Generator | None
-) -> nn.Module:
-    rule = rule_for(source)
-    if isinstance(rule, str):
-        raise ConversionError(f"norm '{name}': {rule}")
-    weight, bias = getattr(source, "weight", None), getattr(source, "bias", None)
-    tensors = [weight, *source.parameters(), *source.buffers()]
-    device = next((t.device for t in tensors if isinstance(t, torch.Tensor)), None)
-    affine = initial_affine(
-        weight,
-        bias,
-        rule.shape(source),
-        axis.num_members,
-        init=plan.init,
-        scale=plan.scale,
-        shift=plan.shift,
-        generator=generator,
-        device=device,
-        where=name,
-    )
-    return _settled(rule.build(source, axis, affine), source, name)
-
-
-def _settled(new: nn.Module, source: nn.Module, name: str) -> nn.Module:
-    """Give the new layer its name, the mode and the forward hooks of the old one, and a template."""
-    assert isinstance(new, MemberNorm)
-    new.where = name or "(root)"
-    new.train(source.training)
-    new._forward_hooks = source._forward_hooks
-    new._forward_pre_hooks = source._forward_pre_hooks
-    new.remember(source)
-    return new
-
-
-def _disable_fused_paths(network: nn.Module) -> list[tuple[str, str, Any]]:
-    """Keep nn.TransformerEncoder(Layer) from reading norm weights past the σNorms in evaluation.
-
-    Returns:
-        what was changed as (module, attribute, former value), to be undone in plain networks.
-    """
-    patches: list[tuple[str, str, Any]] = []
-    for name, module in network.named_modules():
-        if not any(isinstance(m, MemberNorm) for m in module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer):
-            patches.append((name, "activation_relu_or_gelu", module.activation_relu_or_gelu))
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder):
-            patches.append((name, "use_nested_tensor", module.use_nested_tensor))
-            module.use_nested_tensor = False
-    return patches
-
-
-def _freeze_shared(network: nn.Module, plan: Plan) -> None:
-    own = tuple(f"{h}." for h in plan.heads)
-    for module_name, module in network.named_modules():
-        if isinstance(module, SigmaNorm) or (own and f"{module_name}.".startswith(own)):
-            continue
-        for p in module.parameters(recurse=False):
-            p.requires_grad_(False)
-
-
-def _shift_word(network: nn.Module) -> str:
-    shifts = {
-        "none" if m.shift is None else ("one per member" if m.shift.requires_grad else "the base's, shared")
-        for m in network.modules()
-        if isinstance(m, SigmaNorm)
-    }
-    return " / ".join(sorted(shifts))
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [n for n, t in tensors if is_lazy(t)]
+    if lazy:
+        raise UnsupportedNormError(
+            f"{len(lazy)} parameters and buffers of lazy modules have no shape yet (first: "
+            f"'{lazy[0]}'): run one batch through the network first"
+        )

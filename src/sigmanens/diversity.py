@@ -7,18 +7,21 @@ With :math:`s_{m} = \sigma(\gamma_{m})` of one channel and a softmax over the me
             = -\lambda \sum_{\ell,i} \Big[ M \log M
               + \tfrac{M}{\tau} \big( \mathrm{LME}_\tau(s_{\ell,i}) - \bar s_{\ell,i} \big) \Big],
 
-where :math:`\mathrm{LME}_\tau(s) = \tau \log \frac1M \sum_j e^{s_j/\tau}` is a soft maximum. Minimising
-widens the gap between the soft maximum and the mean of the members' scales; the gradient is
-:math:`\partial L/\partial\gamma_j = \frac{\lambda}{\tau} s_j (1 - s_j)(1 - M p_j)`. The gap alone,
-averaged over all :math:`N` regularised channels, is the bounded form
+where :math:`\mathrm{LME}_\tau(s) = \tau \log \frac1M \sum_j e^{s_j/\tau}` is a soft maximum.
+Minimising widens the gap between the soft maximum and the mean of the members' scales; the
+gradient is :math:`\partial L/\partial\gamma_j = \frac{\lambda}{\tau} s_j (1 - s_j)(1 - M p_j)`.
+The gap alone, averaged over all :math:`N` regularised channels, is the bounded form
 :math:`L' = -\Lambda \cdot \mathrm{mean}[\mathrm{LME}_\tau(s) - \bar s]`, which transfers between
 networks of different size; the two differ by a constant when :math:`\Lambda = \lambda M N / \tau`.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,9 +40,10 @@ from sigmanens.measures import (
     symmetric,
 )
 from sigmanens.norms import SigmaNorm
-from sigmanens.selection import select
+from sigmanens.selection import as_ensemble, select
 from sigmanens.theory import (
     check_temperature,
+    is_number,
     preferred_owners,
     reached_cosine,
     reached_owners,
@@ -89,18 +93,26 @@ class Diversity:
         form: str = "sum",
     ) -> None:
         check_temperature(tau)
-        if not (weight >= 0 and weight != float("inf")):
-            raise DiversityError(f"weight (λ) is {weight}; expected a finite number ≥ 0")
+        if not is_number(weight) or not 0 <= weight < math.inf:
+            raise DiversityError(f"weight (λ) is {weight!r}; expected a finite number ≥ 0")
         if form not in ("sum", "mean"):
             raise DiversityError(f"form is {form!r}; expected 'sum' or 'mean'")
         self.tau = float(tau)
         self.weight = float(weight)
         self.layers = layers
         self.form = form
-        self._chosen: tuple[int, list[SigmaNorm]] | None = None
+        # Layers by ensemble, for as long as each ensemble lives.
+        self._chosen: WeakKeyDictionary[SigmaEnsemble, list[SigmaNorm]] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_chosen": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _chosen=WeakKeyDictionary())
 
     def chosen(self, ensemble: SigmaEnsemble) -> tuple[str, list[str]]:
         """The rule used and the dotted names of the regularised norms R."""
+        ensemble = as_ensemble(ensemble)
         return select(ensemble.network, ensemble.sigma_norms(), self.layers)
 
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
@@ -129,8 +141,11 @@ class Diversity:
         return sum(layer.logit[0].numel() for layer in self._layers(ensemble))
 
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
-        if self._chosen is not None and self._chosen[0] == id(ensemble):
-            return self._chosen[1]
+        """The regularised norms, chosen and checked at the first use of an ensemble."""
+        ensemble = as_ensemble(ensemble)
+        known = self._chosen.get(ensemble)
+        if known is not None:
+            return known
         if ensemble.num_members == 1:
             raise DiversityError(
                 "the ensemble has one member, among which there is no diversity: the penalty is "
@@ -143,16 +158,16 @@ class Diversity:
                 f"the penalty is defined for sigmoid scales; '{linear[0]}' has scale='linear'. "
                 "Use convert(scale='sigmoid'), or diversity=None for the FiLM-Ensemble control"
             )
-        _, names = self.chosen(ensemble)
-        layers = [norms[n] for n in names]
-        if self.weight > 0 and symmetric(layers):
+        layers = [norms[n] for n in self.chosen(ensemble)[1]]
+        if not torch.compiler.is_compiling() and self.weight > 0 and symmetric(ensemble):
             warnings.warn(
-                "all members have equal scales: the penalty's gradient is zero there, and with "
-                "equal heads they stay one model. Use init='preserve' or head='fresh'",
+                "all members have equal scales, shifts and heads: task and penalty give each of "
+                "them the same gradient, and they stay one model unless dropout or split batches "
+                "part them. Convert with init='preserve' or head='fresh'",
                 SigmaNensWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-        self._chosen = (id(ensemble), layers)
+        self._chosen[ensemble] = layers
         return layers
 
     def __repr__(self) -> str:
@@ -174,10 +189,15 @@ def log_softmax_sum(s: Tensor, tau: float) -> Tensor:
 
 
 def gap(s: Tensor, tau: float) -> Tensor:
-    r""":math:`\mathrm{LME}_\tau(s) - \bar s` of each channel, in [0, 1): s (M, N) → (N,)."""
-    soft_maximum = torch.log_softmax(s / tau, dim=0)  # s_m/τ - logsumexp
-    # LME - mean = -(τ/M) Σ_m log p_m - τ log M
-    return -tau * (soft_maximum.mean(0) + torch.log(torch.tensor(float(s.shape[0]), device=s.device)))
+    r""":math:`\mathrm{LME}_\tau(s) - \bar s` of each channel, in [0, 1): s (M, N) → (N,).
+
+    Computed from s less its mean: by a log-sum-exp at low τ, else by expm1 and log1p, which stay
+    exact to rounding where the gap is a small difference of large terms.
+    """
+    centred = (s - s.mean(0)) / tau
+    if tau < 0.1:  # e^{1/τ} may overflow; here the gap is no small difference
+        return tau * (torch.logsumexp(centred, 0) - math.log(s.shape[0]))
+    return tau * torch.log1p(torch.expm1(centred).mean(0))
 
 
 def bridge_weight(weight: float, tau: float, members: int, channels: int) -> float:

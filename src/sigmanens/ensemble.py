@@ -8,34 +8,34 @@ shared weights: the same numbers with the memory of one) or in groups of k.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from sigmanens.errors import ConversionError, InputError, SigmaNensWarning
+from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.heads import MemberHeads
-from sigmanens.members import (
-    MemberAxis,
+from sigmanens.inputs import (
     batch_size,
-    expand,
+    call_arguments,
     find_batched,
-    join,
-    map_tensors,
-    narrow,
-    unfold,
+    input_tree,
+    resolve_batch_dims,
+    split_tree,
 )
-from sigmanens.norms import SigmaNorm, _RunningStatistics
+from sigmanens.members import MemberAxis, expand, join, narrow, unfold
+from sigmanens.norms import RunningStatistics, SigmaNorm
+from sigmanens.plan import Plan, check_schedule
 from sigmanens.prediction import Prediction, logits_of
+from sigmanens.verify import check_preserved, evaluating, folding_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sigmanens.audit import ConversionReport
     from sigmanens.objective import EnsembleLoss
-    from sigmanens.plan import Plan
 
 __all__ = ["SigmaEnsemble"]
 
@@ -61,11 +61,13 @@ class SigmaEnsemble(nn.Module):
         self.axis = axis
         self.plan = plan
         self.report = report
-        self.schedule: str | int = plan.schedule
+        self._schedule: str | int = plan.schedule
         self.training = network.training
         self.register_buffer("temperature", torch.ones(()))
+        self._dims = resolve_batch_dims(network, plan.batch_dims)
         self._checked = False
         self._hinted = False
+        self._frozen = False
         self.patches: list[tuple[str, str, Any]] = []  # see convert._disable_fused_paths
         self.base_fingerprint: dict[str, int] = {}  # of the shared tensors at conversion
 
@@ -77,8 +79,18 @@ class SigmaEnsemble(nn.Module):
         return self.axis.num_members
 
     @property
+    def schedule(self) -> str | int:
+        """How members share passes: "auto", "folded", "sequential", or members per pass."""
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, schedule: str | int) -> None:
+        check_schedule(schedule, self.num_members)
+        self._schedule = self.report.schedule = schedule
+
+    @property
     def base_config(self) -> Any:
-        """Configuration of the base: ``config`` (transformers), ``pretrained_cfg`` (timm) or None."""
+        """The base's ``config`` (transformers) or ``pretrained_cfg`` (timm), or None."""
         for key in ("config", "pretrained_cfg"):
             found = getattr(self.network, key, None)
             if found is not None:
@@ -94,10 +106,23 @@ class SigmaEnsemble(nn.Module):
         return {n: m for n, m in self.network.named_modules() if isinstance(m, MemberHeads)}
 
     def freeze_statistics(self, frozen: bool = True) -> SigmaEnsemble:
-        """Stop (or resume) the update of batch statistics; unlike ``.eval()`` it outlives ``.train()``."""
+        """Stop or resume the update of batch statistics, whatever ``.train()`` is called later."""
+        self._frozen = frozen
         for module in self.network.modules():
-            if isinstance(module, _RunningStatistics) and module.track_running_stats:
-                module.freeze_statistics(frozen)
+            if isinstance(module, RunningStatistics):
+                if module.track_running_stats:
+                    module.freeze_statistics(frozen)
+            elif _keeps_statistics(module):
+                module.train(self.training and not frozen)
+        return self
+
+    def train(self, mode: bool = True) -> SigmaEnsemble:
+        """Set the mode of all submodules; frozen norms stay in evaluation mode."""
+        super().train(mode)
+        if self._frozen:  # plain norms, in heads or kept; σNorms know it by themselves
+            for module in self.network.modules():
+                if _keeps_statistics(module):
+                    module.eval()
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -124,8 +149,8 @@ class SigmaEnsemble(nn.Module):
             InputError: if no input has a batch dimension, the batch does not divide under
                 ``split``, or the network moves its batch dimension under schedule="folded".
         """
-        dims = self.plan.batch_dims or {}
-        tree = {str(i): a for i, a in enumerate(args)} | kwargs
+        dims = self._dims
+        tree = input_tree(args, kwargs)
         size = batch_size(args, kwargs, dims)
         batched, guessed = find_batched(tree, size, dims)
         if guessed and not self._hinted and not torch.compiler.is_compiling():
@@ -138,9 +163,11 @@ class SigmaEnsemble(nn.Module):
                     f"its own share. Give {k * (size // k) or k} rows or use split=False"
                 )
             size //= k
-        group = self._group(tree, batched, size if split else None)
+        group = self._group(tree, batched)
+        if torch.is_grad_enabled():
+            self.axis.grouped = group < k
         if group >= k:
-            return self._run(tree, batched, size, split)
+            return self.run(tree, batched, size, split)
         start, stop = self.axis.start, self.axis.stop
         blocks, sizes = [], []
         for first in range(start, stop, group):
@@ -149,56 +176,34 @@ class SigmaEnsemble(nn.Module):
             if split:
                 part = narrow(tree, batched, (first - start) * size, (last - first) * size)
             with self.axis.only(first, last):
-                blocks.append(self._run(part, batched, size, split))
+                blocks.append(self.run(part, batched, size, split))
             sizes.append(last - first)
         return join(blocks, sizes)
 
-    def _run(self, tree: dict[str, Any], batched: dict[str, int], size: int, split: bool) -> Any:
-        """One pass of the active members through the shared weights."""
+    def run(self, tree: dict[str, Any], batched: dict[str, int], size: int, split: bool) -> Any:
+        """One pass of the active members through the shared weights, whatever the schedule."""
         k = self.axis.active
         folded = tree if split else expand(tree, batched, k)
-        args, kwargs = _call(folded)
+        args, kwargs = split_tree(folded)
         return unfold(self.network(*args, **kwargs), k, size)
 
-    def _group(self, tree: dict[str, Any], batched: dict[str, int], share: int | None) -> int:
+    def _group(self, tree: dict[str, Any], batched: dict[str, int]) -> int:
         """Members per pass under the schedule; folding is verified on the first batch."""
         if self.schedule == "sequential" or self.axis.active == 1:
             return 1
-        if not self._checked and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+        if not (self._checked or torch.compiler.is_compiling() or _tracing()):
             self._verify(tree, batched)
         if self.schedule == "sequential":
             return 1
         return self.schedule if isinstance(self.schedule, int) else self.axis.active
 
     def _verify(self, tree: dict[str, Any], batched: dict[str, int]) -> None:
-        """Compare folded with sequential on up to 2 rows, with scales that differ visibly.
-
-        A network that moves its batch dimension (time-major recurrent nets, for example) would
-        mix the folded members without any error; this shows it.
-        """
-        self._checked = True
-        rows = min(2, *[_size(tree, p, d) for p, d in batched.items()])
-        small = narrow(tree, batched, 0, rows)
-        problem = ""
-        with _evaluating(self), self.axis.probe(), self.axis.only(0, self.num_members):
-            one_by_one = []
-            for m in range(self.num_members):
-                with self.axis.only(m, m + 1):
-                    one_by_one.append(self._run(small, batched, rows, False))
-            expected = logits_of(join(one_by_one, [1] * self.num_members))
-            try:
-                got = logits_of(self._run(small, batched, rows, False))
-            except (RuntimeError, ValueError, IndexError) as e:
-                problem = str(e).splitlines()[0]
-            else:
-                scale = float(expected.abs().amax())
-                if got.shape != expected.shape:
-                    problem = f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
-                elif scale == scale and scale != float("inf"):
-                    tolerance = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 5e-2
-                    gap = float((got - expected).abs().amax()) / max(scale, 1e-30)
-                    if not gap <= tolerance:
-                        problem = f"results differ by {gap:.1e} of their size"
+        """Fall back to one member at a time, or refuse, if folding changes the results."""
+        problem = folding_problem(self, tree, batched)
+        # Ranks of one job must run the same passes: there, the first batch has to do.
+        self._checked = problem is not None or (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        )
         if not problem:
             return
         if self.schedule != "auto":
@@ -209,9 +214,8 @@ class SigmaEnsemble(nn.Module):
             )
         self.schedule = "sequential"
         note = f"folding members into the batch changes results ({problem}): running sequentially"
-        self.report.schedule = "sequential (auto)"
         self.report.notes.append(note)
-        warnings.warn(note, SigmaNensWarning, stacklevel=4)
+        warnings.warn(note, SigmaNensWarning, stacklevel=6)
 
     def _hint(self, guessed: list[str], tree: dict[str, Any], size: int) -> None:
         self._hinted = True
@@ -221,36 +225,25 @@ class SigmaEnsemble(nn.Module):
             "where it has that size, else shared by all members). Say it with "
             f"batch_dims={{{guessed[0]!r}: 0}}, or None for an input without a batch",
             SigmaNensWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
-    def check(self, example: Any, base: nn.Module | None = None) -> None:
-        """Verify on an example that folding keeps members apart and that the base's function is kept.
+    def check(self, example: Any, expected: Tensor | None = None) -> None:
+        """Verify on an example that folding keeps members apart and the base's function is kept.
 
         Args:
             example: a tensor, a tuple of positional or a mapping of keyword inputs.
-            base: the unconverted network; compared under init="preserve" with copied or shared
-                heads, in evaluation mode.
+            expected: the base's logits on it in evaluation mode (B, …), or None not to compare.
 
         Raises:
-            ConversionError: if a member does not reproduce the base to 1e-3 of its largest logit.
+            ConversionError: if a member does not reproduce them to 1e-3 of the largest logit.
         """
         args, kwargs = call_arguments(example)
         self._checked = False
-        with _evaluating(self):
+        with evaluating(self):
             ours = logits_of(self(*args, **kwargs))
-        if base is None or self.plan.init != "preserve" or self.plan.head == "fresh":
-            return
-        with _evaluating(base):
-            theirs = logits_of(base(*args, **kwargs))
-        gap = float((ours - theirs).abs().amax()) / max(float(theirs.abs().amax()), 1e-30)
-        tolerance = 1e-3 if theirs.dtype in (torch.float32, torch.float64) else 5e-2
-        if not gap <= tolerance:
-            raise ConversionError(
-                f"the converted {type(base).__name__} does not reproduce the base on the example "
-                f"(largest difference {gap:.1e} of the largest logit). A norm is applied in a way "
-                "its class does not show; leave it out with layers=…"
-            )
+        if expected is not None:
+            check_preserved(ours, expected, self.report.model)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -288,7 +281,7 @@ class SigmaEnsemble(nn.Module):
         for m in range(self.axis.start, self.axis.stop):
             with self.axis.only(m, m + 1):
                 task = loss_fn.task(logits_of(self(*args, **named)), y) / k
-            backward(task * scale)
+                backward(task * scale)  # in here, for activation checkpointing runs forward again
             total = task.detach() if total is None else total + task.detach()
         assert total is not None
         loss_fn.task_loss = total
@@ -330,12 +323,12 @@ class SigmaEnsemble(nn.Module):
             raise InputError(f"chunk is {chunk!r}; expected a number of rows ≥ 1, or None")
         t = float(self.temperature) if temperature is None else temperature
         args, kwargs = call_arguments(x)
-        tree = {str(i): a for i, a in enumerate(args)} | kwargs
-        dims = self.plan.batch_dims or {}
+        tree = input_tree(args, kwargs)
+        dims = self._dims
         size = batch_size(args, kwargs, dims)
         if size == 0:
             raise InputError("predict got an empty batch (0 samples)")
-        with _evaluating(self), self.axis.only(0, k):
+        with evaluating(self), self.axis.only(0, k):
             if chunk is None or chunk >= k * size:
                 return Prediction.from_logits(self._logits(tree), t)
             batched, _ = find_batched(tree, size, dims)
@@ -352,13 +345,13 @@ class SigmaEnsemble(nn.Module):
             return Prediction.cat(parts)
 
     def _logits(self, tree: dict[str, Any]) -> Tensor:
-        args, kwargs = _call(tree)
+        args, kwargs = split_tree(tree)
         return logits_of(self(*args, **kwargs))
 
     # -- leaving ---------------------------------------------------------------------------------
 
     def save_pretrained(self, directory: str | Path, shared: str = "auto") -> Path:
-        """Save what the members add to the base; see :func:`sigmanens.checkpoint.save_pretrained`."""
+        """Save what the members add; see :func:`sigmanens.checkpoint.save_pretrained`."""
         from sigmanens.checkpoint import save_pretrained
 
         return save_pretrained(self, directory, shared=shared)
@@ -376,46 +369,10 @@ class SigmaEnsemble(nn.Module):
         return collapse(self)
 
 
-def check_schedule(schedule: str | int, members: int) -> None:
-    """Raise InputError unless the schedule is "auto", "folded", "sequential" or 1 … M."""
-    if isinstance(schedule, bool) or not (
-        schedule in ("auto", "folded", "sequential")
-        or (isinstance(schedule, int) and 1 <= schedule <= members)
-    ):
-        raise InputError(
-            f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
-            f"members per pass from 1 to {members}"
-        )
+def _tracing() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
-def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs from a tensor, a tuple/list of inputs or a mapping of them."""
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    if isinstance(x, (tuple, list)):
-        return tuple(x), {}
-    return (x,), {}
-
-
-def _call(tree: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    args = [v for k, v in tree.items() if k.isdigit()]
-    return args, {k: v for k, v in tree.items() if not k.isdigit()}
-
-
-def _size(tree: Mapping[str, Any], path: str, dim: int) -> int:
-    sizes: list[int] = []
-    map_tensors(lambda t, p: sizes.append(t.shape[dim]) if p == path else t, tree)
-    return sizes[0]
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every submodule gets back the mode it had."""
-    modes = [(m, m.training) for m in module.modules()]
-    try:
-        module.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for m, mode in modes:
-            m.training = mode
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Whether a plain norm of torch's keeps running statistics."""
+    return isinstance(module, _NormBase) and bool(module.track_running_stats)

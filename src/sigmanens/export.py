@@ -11,6 +11,7 @@ from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.heads import MemberHeads
 from sigmanens.norms import MemberNorm
+from sigmanens.scales import adopt_hooks
 
 __all__ = ["collapse", "member"]
 
@@ -25,8 +26,14 @@ def member(ensemble: SigmaEnsemble, index: int) -> nn.Module:
     Raises:
         InputError: if there is no such member.
     """
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < ensemble.num_members:
-        raise InputError(f"member({index!r}): expected an index from 0 to {ensemble.num_members - 1}")
+    if (
+        isinstance(index, bool)
+        or not isinstance(index, int)
+        or not 0 <= index < ensemble.num_members
+    ):
+        raise InputError(
+            f"member({index!r}): expected an index from 0 to {ensemble.num_members - 1}"
+        )
     return _plain(ensemble, slice(index, index + 1))
 
 
@@ -50,11 +57,11 @@ def _plain(ensemble: SigmaEnsemble, members: slice) -> nn.Module:
         if not isinstance(module, (MemberNorm, MemberHeads)):
             continue
         if id(module) not in made:
-            made[id(module)] = (
-                module.plain(members)
-                if isinstance(module, MemberNorm)
-                else _average(list(module.heads)[members])
-            )
+            if isinstance(module, MemberHeads):
+                made[id(module)] = _average(list(module.heads)[members])
+            else:
+                made[id(module)] = module.plain(members)
+                adopt_hooks(made[id(module)], module)
         if name == "":
             return made[id(module)]
         parent, _, leaf = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Which tensors of a converted network are the base's, and whether they are still what they were."""
+"""Which tensors of a converted network are the base's, and whether they are what they were."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def fingerprint(tensor: Tensor) -> int:
     pad = -raw.numel() % 8
     if pad:
         raw = torch.cat([raw, raw.new_zeros(pad)])
+    if raw.storage_offset() % 8:  # a slice of a larger buffer
+        raw = raw.clone()
     words = raw.view(torch.int64)
     step = 1 << 22
     for start in range(0, words.numel(), step):
@@ -41,10 +43,10 @@ def _hash_text(text: str) -> int:
 def own_keys(network: nn.Module) -> set[str]:
     """State-dict keys of a converted network that belong to the members rather than to the base."""
     keys: set[str] = set()
-    for name, module in network.named_modules():
+    for name, module in network.named_modules(remove_duplicate=False):  # tied ones have all names
         prefix = f"{name}." if name else ""
         if isinstance(module, MemberBatchNorm):
-            keys.update(prefix + b for b, v in module.named_buffers() if v is not None)
+            keys.update(prefix + k for k in module.state_dict() if k not in ("weight", "bias"))
         elif isinstance(module, (MemberNorm, MemberHeads)):
             keys.update(prefix + k for k in module.state_dict())
     return keys

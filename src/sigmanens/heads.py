@@ -27,7 +27,7 @@ _TORCHVISION_HEADS = ("fc", "classifier", "heads", "head")
 
 
 class MemberHeads(nn.Module):
-    """M heads in the place of one: rows (k·B, …) go in, member m's rows through head m, (k·B, …) out."""
+    """M heads in the place of one: member m's rows of the input (k·B, …) go through head m."""
 
     def __init__(self, heads: Sequence[nn.Module], axis: MemberAxis) -> None:
         super().__init__()
@@ -36,6 +36,7 @@ class MemberHeads(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         axis = self.axis
+        axis.check()
         k = axis.active
         if k == 1:
             return self.heads[axis.start](*args, **kwargs)
@@ -80,16 +81,13 @@ def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
             "sizes. Use head='copy' or head='shared', or name a Linear with head_name"
         )
     device, dtype = linear.weight.device, linear.weight.dtype
-    return nn.Sequential(
-        nn.LayerNorm(linear.in_features, device=device, dtype=dtype),
+    fresh = nn.Sequential(  # drawn on the CPU: the same numbers on every device
+        nn.LayerNorm(linear.in_features, device="cpu"),
         nn.Linear(
-            linear.in_features,
-            linear.out_features,
-            bias=linear.bias is not None,
-            device=device,
-            dtype=dtype,
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="cpu"
         ),
-    ).train(head.training)
+    )
+    return fresh.to(device, dtype).train(head.training)
 
 
 def last_linear(module: nn.Module) -> nn.Linear | None:
@@ -102,14 +100,19 @@ def member_heads(
     head: nn.Module, kind: str, axis: MemberAxis, where: str, generator: torch.Generator | None
 ) -> MemberHeads:
     """M copies of ``head``, or M fresh heads of its sizes (drawn from ``generator`` if given)."""
+    members = range(axis.num_members)
     if kind == "copy":
-        return MemberHeads([copy.deepcopy(head) for _ in range(axis.num_members)], axis)
-    if generator is None:
-        return MemberHeads([fresh_head(head, where) for _ in range(axis.num_members)], axis)
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return MemberHeads([fresh_head(head, where) for _ in range(axis.num_members)], axis)
+        heads: list[nn.Module] = [copy.deepcopy(head) for _ in members]
+    elif generator is None:
+        heads = [*(fresh_head(head, where) for _ in members)]
+    else:
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            heads = [fresh_head(head, where) for _ in members]
+    together = MemberHeads(heads, axis)
+    together.training = head.training
+    return together
 
 
 def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: str) -> list[str]:
@@ -133,20 +136,17 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
                     f"head_name={name!r} is no module of this {type(model).__name__}; its last "
                     f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
                 )
-        return [_narrowed(model, n, kind) for n in wanted]
+        return _all_names(model, [_narrowed(model, n, kind) for n in wanted])
 
-    heads: list[nn.Module] = []
-    classifier = getattr(model, "get_classifier", None)
-    if callable(classifier):
-        got = classifier()
-        heads = list(got) if isinstance(got, (tuple, list, nn.ModuleList)) else [got]
-        heads = [h for h in heads if isinstance(h, nn.Module) and not isinstance(h, nn.Identity)]
+    heads = _timm_heads(model)
     if not heads and hasattr(getattr(model, "config", None), "num_labels"):
-        heads = [h for n in _TRANSFORMERS_HEADS if isinstance(h := getattr(model, n, None), nn.Module)][:1]
+        heads = [
+            h for n in _TRANSFORMERS_HEADS if isinstance(h := getattr(model, n, None), nn.Module)
+        ][:1]
     if not heads and type(model).__module__.startswith("torchvision."):
         children = [getattr(model, n, None) for n in _TORCHVISION_HEADS]
         linears = [last_linear(c) for c in children if isinstance(c, nn.Module)]
-        heads = [h for h in linears if h is not None][:1]
+        heads.extend([h for h in linears if h is not None][:1])
     if not heads:
         owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
         if owners and isinstance(owners[-1], nn.Linear) and owners[-1] is not model:
@@ -159,7 +159,22 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
             f"parameters is not a Linear{hint}. Name the head with head_name=…, or use one head "
             "for all members: head='shared'"
         )
-    return [_narrowed(model, names[id(h)], kind) for h in heads]
+    return _all_names(model, [_narrowed(model, names[id(h)], kind) for h in heads])
+
+
+def _timm_heads(model: nn.Module) -> list[nn.Module]:
+    classifier = getattr(model, "get_classifier", None)
+    if not callable(classifier):
+        return []
+    got = classifier()
+    heads = list(got) if isinstance(got, (tuple, list, nn.ModuleList)) else [got]
+    if any(isinstance(h, nn.Identity) for h in heads):
+        raise HeadNotFoundError(
+            f"this {type(model).__name__} was made without a classification head: its "
+            "get_classifier() is an Identity. Make it with num_classes, name the head with "
+            "head_name=…, or use head='shared'"
+        )
+    return [h for h in heads if isinstance(h, nn.Module)]
 
 
 def _narrowed(model: nn.Module, name: str, kind: str) -> str:
@@ -171,3 +186,14 @@ def _narrowed(model: nn.Module, name: str, kind: str) -> str:
         return name
     inner = [n for n, m in head.named_modules() if isinstance(m, nn.Linear)][-1]
     return f"{name}.{inner}"
+
+
+def _all_names(model: nn.Module, names: list[str]) -> list[str]:
+    """The names and every other name under which the network holds the same modules."""
+    heads = {id(model.get_submodule(n)) for n in names}
+    others = [n for n, m in model.named_modules(remove_duplicate=False) if id(m) in heads]
+    for outer in others:
+        inner = next((n for n in others if n.startswith(f"{outer}.")), None)
+        if inner is not None:
+            raise HeadNotFoundError(f"head '{inner}' lies within head '{outer}': name one of them")
+    return [*names, *(n for n in others if n not in names)]

@@ -43,6 +43,7 @@ def initial_affine(
     shift: bool | None = None,
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
     where: str = "norm",
 ) -> Affine:
     """Draw the scales and shifts of M members.
@@ -59,18 +60,22 @@ def initial_affine(
             one per member under "linear" from scratch (FiLM has both).
         generator: source of γ; the default generator of the CPU otherwise.
         device: where the tensors go.
+        dtype: of the network, for norms without a weight; never below float32 here.
         where: the layer's name, for errors.
 
     Raises:
         ConversionError: if the base's scales cannot be carried by this init, or its shift would be
             dropped by ``shift=False``.
     """
+    if weight is not None and weight.is_meta:
+        raise ConversionError(
+            f"norm '{where}' lies on the meta device and has no values yet: load the weights first"
+        )
     full = (members, *shape)
-    dtype = torch.promote_types(torch.float32, torch.float32 if weight is None else weight.dtype)
+    dtype = dtype or torch.float32 if weight is None else weight.dtype
+    dtype = torch.promote_types(torch.float32, dtype)
     w = None if weight is None else weight.detach().to("cpu", dtype)
     b = None if bias is None else bias.detach().to("cpu", dtype)
-    if w is not None and w.is_meta:
-        raise ConversionError(f"norm '{where}' lies on the meta device; init={init!r} needs values")
 
     def to(t: Tensor | None) -> Tensor | None:
         return None if t is None else t.to(device)
@@ -79,12 +84,16 @@ def initial_affine(
         logit = _draw(full, scale, 0.0, generator, dtype)
         per_member = shift if shift is not None else scale == "linear"
         drawn = _draw(full, scale, 0.0, generator, dtype) if scale == "linear" else None
-        own = (drawn if drawn is not None else torch.zeros(full, dtype=dtype)) if per_member else None
+        own = (
+            (drawn if drawn is not None else torch.zeros(full, dtype=dtype)) if per_member else None
+        )
         return Affine(logit.to(device), shift=to(own), kind=scale)
 
     w = torch.ones(shape, dtype=dtype) if w is None else w
     if not torch.isfinite(w).all():
-        raise ConversionError(f"norm '{where}' has scales that are not finite")
+        raise ConversionError(
+            f"norm '{where}' has scales that are not finite: the base's weights are damaged"
+        )
     carried: Tensor | None
     if shift:
         carried = (torch.zeros(shape, dtype=dtype) if b is None else b).expand(full).clone()

@@ -7,8 +7,9 @@ carry the members in a dimension of their own: ``(M, B, …)``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +20,7 @@ from sigmanens.errors import InputError
 
 __all__ = [
     "MemberAxis",
-    "batch_size",
     "expand",
-    "find_batched",
     "join",
     "map_tensors",
     "narrow",
@@ -44,6 +43,7 @@ class MemberAxis:
         self.start = 0
         self.stop = num_members
         self.probing = False
+        self.grouped = False  # whether the last differentiable call took several passes
 
     @property
     def active(self) -> int:
@@ -68,6 +68,23 @@ class MemberAxis:
             yield
         finally:
             self.probing = False
+
+    def check(self) -> None:
+        """Refuse to run again in a backward pass when it is not known for which members.
+
+        Activation checkpointing does that after a call that took several passes.
+
+        Raises:
+            InputError: then.
+        """
+        if not self.grouped or self.active < self.num_members or torch.compiler.is_compiling():
+            return
+        if torch._C._current_graph_task_id() != -1:
+            raise InputError(
+                "activation checkpointing ran a layer again in the backward pass of a call that "
+                "took several passes, where it is not known which member the rows belong to. Use "
+                "ens.backward(x, y, loss_fn), or schedule='folded'"
+            )
 
     def __repr__(self) -> str:
         return f"MemberAxis({self.num_members}, active={self.start}:{self.stop})"
@@ -97,6 +114,10 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
             return mapped
         if dataclasses.is_dataclass(tree):  # transformers' ModelOutput is both
             return type(tree)(**mapped)
+        if isinstance(tree, MutableMapping):
+            rebuilt = copy.copy(tree)  # keeps what the class has besides its items
+            rebuilt.update(mapped)
+            return rebuilt
         return type(tree)(mapped)  # type: ignore[call-arg]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = {
@@ -108,106 +129,15 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
     return tree
 
 
-def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]) -> int:
-    """Number of samples B: the size of the first batched tensor of a call.
-
-    Args:
-        args, kwargs: positional and keyword inputs of the network.
-        dims: batch dimension by input name or position, ``None`` for "not batched".
-
-    Raises:
-        InputError: if no input is a tensor with a batch dimension.
-    """
-    found: list[int] = []
-
-    def look(x: Tensor, path: str) -> Tensor:
-        dim = _declared(path, dims, default=0)
-        if dim is not None and x.dim() > dim:
-            found.append(x.shape[dim])
-        return x
-
-    map_tensors(look, {str(i): a for i, a in enumerate(args)} | dict(kwargs))
-    if not found:
-        raise InputError(
-            "no input tensor with a batch dimension was given; expected at least one tensor of "
-            "shape (B, …). If the batch lies in another dimension, name it: batch_dims={'x': 1}"
-        )
-    return found[0]
-
-
-_UNDECLARED = -1
-
-
-def _declared(path: str, dims: Mapping[str, int | None], default: int) -> int | None:
-    """Batch dimension declared for an input, matched by its full path or its first part."""
-    root = path.split(".", 1)[0]
-    for key in (path, root):
-        if key in dims:
-            return dims[key]
-    return default
-
-
-def find_batched(
-    tree: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
-) -> tuple[dict[str, int], list[str]]:
-    """Batch dimension of every tensor input, and the inputs for which it was a guess.
-
-    Undeclared inputs count as batched when dimension 0 has the size of the batch. It is a guess
-    when another dimension has that size too (and the input is not the first), or when dimension 0
-    does not match while another does.
-
-    Args:
-        tree: inputs by name or position.
-        size: number of samples B.
-        dims: declared batch dimensions.
-
-    Returns:
-        ``{path: batch dimension}`` of the batched inputs, and the guessed paths.
-
-    Raises:
-        InputError: if a declared dimension does not have the size of the batch.
-    """
-    batched: dict[str, int] = {}
-    guessed: list[str] = []
-    seen = 0
-
-    def look(x: Tensor, path: str) -> Tensor:
-        nonlocal seen
-        seen += 1
-        dim = _declared(path, dims, default=_UNDECLARED)
-        if dim is None:
-            return x
-        if dim != _UNDECLARED:
-            if x.dim() <= dim or x.shape[dim] != size:
-                raise InputError(
-                    f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
-                    f"dimension {dim} is the batch, which has {size} samples here"
-                )
-            batched[path] = dim
-            return x
-        if x.dim() and x.shape[0] == size:
-            batched[path] = 0
-            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size:
-                guessed.append(path)
-        elif size > 1 and size in x.shape:
-            guessed.append(path)
-        return x
-
-    map_tensors(look, tree)
-    return batched, guessed
-
-
 def expand(tree: Any, batched: Mapping[str, int], members: int) -> Any:
-    """Repeat every batched tensor ``(B, …)`` to ``(k·B, …)``, member-major, along its batch dimension."""
+    """Repeat every batched tensor (B, …) to (k·B, …), member-major, along its batch dimension."""
     if members == 1:
         return tree
 
     def repeat(x: Tensor, path: str) -> Tensor:
         if path not in batched:
             return x
-        dim = batched[path]
-        shape = (*x.shape[:dim], members, *x.shape[dim:])
-        return x.unsqueeze(dim).expand(shape).flatten(dim, dim + 1)
+        return torch.cat([x] * members, dim=batched[path])  # unlike expand, keeps the memory format
 
     return map_tensors(repeat, tree)
 
@@ -239,8 +169,8 @@ def unfold(tree: Any, members: int, size: int) -> Any:
         if y.shape[0] != members * size:
             where = f"result '{path}'" if path else "the result"
             raise InputError(
-                f"{where} has shape {tuple(y.shape)}; expected {members * size} rows in dimension 0 "
-                f"({members} members × {size} samples). The network moves or drops its batch "
+                f"{where} has shape {tuple(y.shape)}; expected {members * size} rows in dimension "
+                f"0 ({members} members × {size} samples). The network moves or drops its batch "
                 "dimension: use schedule='sequential'"
             )
         return y.unflatten(0, (members, size))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sigmanens.errors import InputError
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "check_schedule"]
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,19 @@ class Plan:
         if set(data) != known:
             odd = sorted(set(data) ^ known)
             raise InputError(f"plan has unknown or missing keys: {', '.join(odd)}")
-        return cls(**{k: tuple(v) if k in ("norms", "heads") else v for k, v in data.items()})
+        values: dict[str, Any] = {
+            k: tuple(v) if k in ("norms", "heads") else v for k, v in data.items()
+        }
+        return cls(**values)
+
+
+def check_schedule(schedule: str | int, members: int) -> None:
+    """Raise InputError unless the schedule is "auto", "folded", "sequential" or 1 … M."""
+    if isinstance(schedule, bool) or not (
+        schedule in ("auto", "folded", "sequential")
+        or (isinstance(schedule, int) and 1 <= schedule <= members)
+    ):
+        raise InputError(
+            f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
+            f"members per pass from 1 to {members}"
+        )

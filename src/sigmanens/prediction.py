@@ -3,8 +3,8 @@ r"""What an ensemble predicts, and how uncertain it is and why.
 With member probabilities :math:`p_m` and their mean :math:`\bar p` (natural logarithms, nats)
 
 .. math:: \underbrace{H(\bar p)}_{\text{entropy}}
-          = \underbrace{\tfrac1M\textstyle\sum_m H(p_m)}_{\text{expected entropy}}
-          + \underbrace{\tfrac1M\textstyle\sum_m \mathrm{KL}(p_m \,\|\, \bar p)}_{\text{modulation}} ,
+          = \underbrace{\tfrac1M {\textstyle\sum_m} H(p_m)}_{\text{expected entropy}}
+          + \underbrace{\tfrac1M {\textstyle\sum_m} \mathrm{KL}(p_m \| \bar p)}_{\text{modulation}},
 
 the modulation being the mutual information between the label and the member index: what the
 members disagree about (arXiv 2607.23860). Each term is at least 0; one member has modulation 0.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sigmanens.errors import InputError, NonFiniteError
 
-__all__ = ["Prediction", "logits_of", "log_mean_exp"]
+__all__ = ["Prediction", "log_mean_exp", "logits_of"]
 
 
 def log_mean_exp(x: Tensor, dim: int = 0) -> Tensor:
@@ -35,7 +35,7 @@ def log_mean_exp(x: Tensor, dim: int = 0) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Logits in a network's result: the tensor itself, ``.logits``, ``["logits"]`` or the first item.
+    """Logits in a network's result: itself, its ``.logits`` or ``["logits"]``, or its first item.
 
     Raises:
         InputError: if the result holds no such tensor.
@@ -50,7 +50,7 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise InputError(
             f"the network returned a {type(output).__name__} in which no logits were found; "
-            "expected a tensor, an object or mapping with 'logits', or a tuple that starts with them"
+            "expected a tensor, an object or mapping with 'logits', or a tuple starting with them"
         )
     return logits
 

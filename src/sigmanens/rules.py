@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from sigmanens.errors import InputError
+from sigmanens.errors import ConversionError, InputError
 from sigmanens.members import MemberAxis
 from sigmanens.norms import (
     Affine,
@@ -66,6 +66,11 @@ class SigmaWrappedNorm(SigmaNorm):
         self, source: nn.Module, axis: MemberAxis, affine: Affine, channels_last: bool = True
     ) -> None:
         super().__init__(axis, affine)
+        if isinstance(source, _NormBase):
+            raise ConversionError(
+                f"a wrapped {type(source).__name__} would take its batch statistics over all "
+                "members together: give register_norm a builder for it"
+            )
         self.channels_last = channels_last
         self.inner = copy.deepcopy(source)
         for name, value in (("weight", 1.0), ("bias", 0.0)):
@@ -73,6 +78,13 @@ class SigmaWrappedNorm(SigmaNorm):
             if isinstance(old, Tensor):
                 delattr(self.inner, name)
                 self.inner.register_buffer(name, torch.full_like(old, value), persistent=False)
+
+    def _blank(self) -> nn.Module:
+        norm = (
+            super()._blank()
+        )  # parameters that are no scale or shift are shared and may be trained
+        norm.load_state_dict(self.inner.state_dict(), strict=False)
+        return norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x by the wrapped norm, then scale and shift per member."""
@@ -91,7 +103,7 @@ def _of_weight(m: nn.Module) -> tuple[int, ...]:
     weight = getattr(m, "weight", None)
     if not isinstance(weight, Tensor):
         raise InputError(
-            f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to read it from"
+            f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
         )
     return tuple(weight.shape)
 
@@ -161,7 +173,9 @@ def is_norm(module: nn.Module) -> bool:
         return True
     if "norm" not in cls.__name__.lower() or list(module.children()):
         return False
-    tensors = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    tensors = dict(module.named_parameters(recurse=False)) | dict(
+        module.named_buffers(recurse=False)
+    )
     return any(tensors.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
 
 
@@ -172,15 +186,17 @@ def rule_for(module: nn.Module) -> NormRule | str:
         return "a lazy norm has no shape yet: run one batch through the network first"
     if hasattr(module, "parametrizations"):
         return "its parameters are parametrised: call parametrize.remove_parametrizations first"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance, which may do more than normalise"
     for base in cls.__mro__:
         rule = _RULES.get(base) or _RULES.get(qualified_name(base))
         if rule is None:
             continue
-        if base is cls or cls.forward is base.forward:
+        if base is cls or getattr(cls, "forward") is getattr(base, "forward"):  # noqa: B009
             return rule
         return (
             f"{cls.__name__} is a subclass of {base.__name__} with its own forward, which may do "
-            "more than normalise: register it with sigmanens.rules.register_norm"
+            "more than normalise: register a builder for it with sigmanens.rules.register_norm"
         )
     return (
         f"no rule for {cls.__module__}.{cls.__name__}: register it with "

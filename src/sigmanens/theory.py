@@ -10,26 +10,43 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import accumulate
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from sigmanens.errors import DiversityError
 
-__all__ = ["descend", "preferred_owners", "reached_cosine", "reached_owners", "tau_for_owners"]
+__all__ = [
+    "check_temperature",
+    "descend",
+    "is_number",
+    "preferred_owners",
+    "reached_cosine",
+    "reached_owners",
+    "tau_for_owners",
+]
 
-_GRID = tuple(0.02 * 10 ** (i / 12) for i in range(37))  # τ = 0.02 … 20
+_PER_DECADE = 6
+_GRID = tuple(0.02 * 10 ** (i / _PER_DECADE) for i in range(3 * _PER_DECADE + 1))  # τ = 0.02 … 20
 _CHANNELS = 1024
+_TOLERANCE = 0.02  # in owners: about the standard error of the simulation
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, of Python or NumPy, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_temperature(tau: float) -> None:
     """Raise DiversityError unless 0 < τ < ∞."""
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 < tau < math.inf:
+    if not is_number(tau) or not 0 < tau < math.inf:
         raise DiversityError(f"tau (τ) is {tau!r}; expected a finite number > 0")
 
 
 def preferred_owners(tau: float, members: int) -> int:
-    """Owners per channel that minimise the penalty alone, among 1 … M (M > 1).
+    """Owners per channel that minimise the penalty alone: 1 … M/2, never all members.
 
     Args:
         tau: softmax temperature τ > 0.
@@ -40,13 +57,15 @@ def preferred_owners(tau: float, members: int) -> int:
     """
     check_temperature(tau)
     _check_members(members)
+    if tau > members:  # k* = M/2 - M/(12 τ) + …: nearest integers no longer change
+        return int(members // 2)
 
     def value(k: int) -> float:
-        # log((k e^{1/τ} + M - k) / M), scaled by e^{-1/τ} so that small τ does not overflow
-        rest = (members - k) * math.exp(-1.0 / tau)
-        return tau * (1.0 / tau + math.log((k + rest) / members)) - k / members
+        # τ log((k e^{1/τ} + M - k)/M) - k/M without overflow at small τ or cancellation at large τ
+        inactive = 1 - k / members
+        return inactive + tau * math.log1p(inactive * math.expm1(-1.0 / tau))
 
-    return max(range(1, members + 1), key=value)
+    return max(range(1, members), key=value)
 
 
 def descend(
@@ -92,21 +111,26 @@ def descend(
 @lru_cache(maxsize=16)
 def _reached(members: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean owners and mean pairwise cosine on the grid of τ, by simulation."""
-    s = descend(torch.tensor(_GRID), members, _CHANNELS)
-    counts = (s > 0.5).sum(1).double().mean(1)
-    unit = torch.nn.functional.normalize(s, dim=2)
+    counts: list[float] = []
+    cosines: list[float] = []
     a, b = torch.triu_indices(members, members, 1)
-    cosines = (unit @ unit.transpose(1, 2))[:, a, b].double().mean(1)
-    return tuple(counts.tolist()), tuple(cosines.tolist())
+    # In groups of τ small enough for the state to stay in the processor's cache.
+    for taus in torch.tensor(_GRID).split(max(1, 32 // members)):
+        s = descend(taus, members, _CHANNELS)
+        unit = torch.nn.functional.normalize(s, dim=2)
+        counts += (s > 0.5).sum(1).double().mean(1).tolist()
+        cosines += (unit @ unit.transpose(1, 2))[:, a, b].double().mean(1).tolist()
+    return tuple(counts), tuple(cosines)
 
 
 def _interpolated(tau: float, values: tuple[float, ...]) -> float:
-    if tau <= _GRID[0]:
+    """Linear in log τ between the points of the grid, constant beyond its ends."""
+    position = _PER_DECADE * math.log10(tau / _GRID[0])
+    if position <= 0:
         return values[0]
-    if tau >= _GRID[-1]:
+    if position >= len(_GRID) - 1:
         return values[-1]
-    position = 12 * math.log10(tau / _GRID[0])
-    i = min(int(position), len(_GRID) - 2)
+    i = int(position)
     return values[i] + (position - i) * (values[i + 1] - values[i])
 
 
@@ -114,7 +138,8 @@ def reached_owners(tau: float, members: int) -> float:
     """Mean owners per channel where penalty-only descent from γ ~ N(0, 1) ends.
 
     SGD with λ = 10⁻², γ rate 10, momentum 0.9, 2,000 steps, simulated once per M on a grid of τ
-    and interpolated in log τ; constant outside τ = 0.02 … 20.
+    (a second or two) and interpolated in log τ; constant outside τ = 0.02 … 20. Where τ is high
+    the penalty hardly acts, and 2,000 steps end near the start.
 
     Args:
         tau: softmax temperature τ > 0.
@@ -125,18 +150,21 @@ def reached_owners(tau: float, members: int) -> float:
     """
     check_temperature(tau)
     _check_members(members)
-    return _interpolated(tau, _reached(members)[0])
+    return _interpolated(tau, _reached(int(members))[0])
 
 
 def reached_cosine(tau: float, members: int) -> float:
-    """Mean pairwise cosine of the scales where penalty-only descent ends; as :func:`reached_owners`."""
+    """Mean pairwise cosine of the scales where penalty-only descent ends.
+
+    Simulated as for :func:`reached_owners`, with its arguments and errors.
+    """
     check_temperature(tau)
     _check_members(members)
-    return _interpolated(tau, _reached(members)[1])
+    return _interpolated(tau, _reached(int(members))[1])
 
 
 def tau_for_owners(owners: float, members: int) -> float:
-    """The τ at which penalty-only descent reaches a wanted number of owners.
+    """The smallest τ at which penalty-only descent reaches a wanted number of owners.
 
     Args:
         owners: wanted mean number of owners per channel.
@@ -146,23 +174,21 @@ def tau_for_owners(owners: float, members: int) -> float:
         DiversityError: if no τ reaches it; the message gives the range.
     """
     _check_members(members)
-    counts = _reached(members)[0]
+    counts = tuple(accumulate(_reached(int(members))[0], max))
     low, high = counts[0], counts[-1]
-    if not low <= owners <= high:
+    if not (is_number(owners) and low - _TOLERANCE <= owners <= high + _TOLERANCE):
         raise DiversityError(
-            f"owners={owners} is out of reach for {members} members: penalty-only descent ends "
-            f"between {low:.2f} (τ = {_GRID[0]:g}) and {high:.2f} (τ = {_GRID[-1]:g})"
+            f"owners={owners!r} is out of reach for {members} members: penalty-only descent ends "
+            f"between {low:.2f} (τ = {_GRID[0]:g}) and {high:.2f} owners (τ near {_GRID[-1]:g})"
         )
-    left, right = _GRID[0], _GRID[-1]
-    for _ in range(60):
-        middle = math.sqrt(left * right)
-        if _interpolated(middle, counts) < owners:
-            left = middle
-        else:
-            right = middle
-    return math.sqrt(left * right)
+    wanted = min(max(float(owners), low), high)
+    i = next(i for i, count in enumerate(counts) if count >= wanted)
+    if i == 0:
+        return _GRID[0]
+    part = (wanted - counts[i - 1]) / (counts[i] - counts[i - 1])
+    return float(_GRID[i - 1] * (_GRID[i] / _GRID[i - 1]) ** part)
 
 
 def _check_members(members: int) -> None:
-    if isinstance(members, bool) or not isinstance(members, int) or members < 2:
+    if not is_number(members) or not isinstance(members, Integral) or members < 2:
         raise DiversityError(f"members is {members!r}; expected an integer ≥ 2")

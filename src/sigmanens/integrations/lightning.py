@@ -105,7 +105,11 @@ class EnsembleModule(L.LightningModule):
         return loss
 
     def _record(self, loss: Tensor) -> None:
-        values = {"loss": loss, "task": self.loss_fn.task_loss, "penalty": self.loss_fn.penalty_loss}
+        values = {
+            "loss": loss,
+            "task": self.loss_fn.task_loss,
+            "penalty": self.loss_fn.penalty_loss,
+        }
         for key, value in values.items():
             if value is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + float(value)

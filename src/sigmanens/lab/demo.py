@@ -58,8 +58,8 @@ class DemoConfig:
     members: int = 4
     taus: tuple[float, ...] = (0.1, 0.5, 2.0)
     weight: float = 1e-2
-    train: int = 100
-    epochs: int = 120
+    train: int = 200
+    epochs: int = 60
     width: int = 16
     seeds: int = 4
     workers: int = 2
@@ -182,7 +182,7 @@ class _Trial:
 
     def __init__(self, config: DemoConfig, seed: int, advance: Callable[[float], None]) -> None:
         self.config, self.seed, self.advance = config, seed, advance
-        self.recipe = Recipe(epochs=config.epochs, batch_size=50, lr=0.1, weight_decay=0.0)
+        self.recipe = Recipe(epochs=config.epochs, batch_size=50, lr=0.3, weight_decay=0.0)
         self.rows: list[dict[str, Any]] = []
         self.tensors: dict[str, Tensor] = {}
         digits = digits_sets(train=config.train, seed=seed)

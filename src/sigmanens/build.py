@@ -1,0 +1,215 @@
+"""From a plan to an ensemble: swap the norms and heads of a network for those of M members."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.audit import ConversionReport, NormEntry, audit, mixes_members
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import ConversionError, SigmaNensWarning
+from sigmanens.fingerprint import shared_fingerprints
+from sigmanens.heads import MemberHeads, member_heads
+from sigmanens.inits import initial_affine
+from sigmanens.members import MemberAxis
+from sigmanens.norms import MemberBatchNorm, MemberNorm, SigmaNorm
+from sigmanens.plan import Plan
+from sigmanens.rules import NormRule, rule_for
+from sigmanens.scales import adopt_hooks
+from sigmanens.selection import paper_rule
+
+__all__ = ["build"]
+
+
+def build(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    in_place: bool = False,
+    generator: torch.Generator | None = None,
+    entries: list[NormEntry] | None = None,
+) -> SigmaEnsemble:
+    """Build the ensemble a plan describes from its base; the draws come from ``generator``."""
+    base_parameters = sum(p.numel() for p in model.parameters())
+    if entries is None:
+        entries, _ = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+    kind = type(model)
+    axis = MemberAxis(plan.members)
+    network = model if in_place else copy.deepcopy(model)
+    # All that can fail comes before the network is touched, so that convert_ never leaves half.
+    places = _replacements(network, plan, entries, axis, generator)
+    for name, new in places:
+        if name == "":
+            network = new
+            continue
+        parent, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(parent), leaf, new)
+    patches = _disable_fused_paths(network)
+    if plan.train == "members":
+        _train_members_only(network)
+    report = ConversionReport(
+        model=kind.__name__,
+        members=plan.members,
+        norms=entries,
+        init=plan.init,
+        scale=plan.scale,
+        shift=_shift_word(network),
+        head=plan.head,
+        heads=plan.heads,
+        schedule=plan.schedule,
+        base_parameters=base_parameters,
+    )
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
+    report.regularised_rule, chosen = paper_rule(network, norms)
+    report.regularised = tuple(chosen)
+    report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
+    _warn_of_mixing(network, entries, report)
+    ensemble = SigmaEnsemble(network, axis, plan, report)
+    ensemble.patches = patches
+    ensemble.base_fingerprint = shared_fingerprints(network)
+    return ensemble
+
+
+def _replacements(
+    network: nn.Module,
+    plan: Plan,
+    entries: list[NormEntry],
+    axis: MemberAxis,
+    generator: torch.Generator | None,
+) -> list[tuple[str, nn.Module]]:
+    """New modules by dotted name; tied modules get one replacement under all their names."""
+    modules = dict(network.named_modules(remove_duplicate=False))
+    like = next((t for t in network.state_dict().values() if _floating(t)), None)
+    made: dict[int, nn.Module] = {}
+    places: list[tuple[str, nn.Module]] = []
+
+    def place(name: str, make: Callable[[nn.Module], nn.Module]) -> None:
+        source = modules[name]
+        if id(source) not in made:
+            made[id(source)] = make(source)
+        places.append((name, made[id(source)]))
+
+    for name in plan.norms:
+        place(name, lambda m, n=name: _sigma_norm(m, n, axis, plan, generator, like))  # type: ignore[misc]
+    heads = tuple(f"{h}." for h in plan.heads)
+    for entry in entries:
+        rule = rule_for(modules[entry.name])
+        if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
+            continue
+        if isinstance(rule, NormRule) and rule.batch_statistics:
+            place(
+                entry.name,
+                lambda m, n=entry.name: _settled(MemberBatchNorm(m, axis, like), m, n, like),  # type: ignore[misc]
+            )
+    for name in plan.heads:
+        place(name, lambda m, n=name: member_heads(m, plan.head, axis, n, generator))  # type: ignore[misc]
+    return places
+
+
+def _sigma_norm(
+    source: nn.Module,
+    name: str,
+    axis: MemberAxis,
+    plan: Plan,
+    generator: torch.Generator | None,
+    like: Tensor | None,
+) -> nn.Module:
+    rule = rule_for(source)
+    if isinstance(rule, str):
+        raise ConversionError(f"norm '{name}': {rule}")
+    weight, bias = getattr(source, "weight", None), getattr(source, "bias", None)
+    tensors = [weight, *source.parameters(), *source.buffers(), like]
+    near = next((t for t in tensors if _floating(t)), None)
+    affine = initial_affine(
+        weight,
+        bias,
+        rule.shape(source),
+        axis.num_members,
+        init=plan.init,
+        scale=plan.scale,
+        shift=plan.shift,
+        generator=generator,
+        device=None if near is None else near.device,
+        dtype=None if near is None else near.dtype,
+        where=name,
+    )
+    return _settled(rule.build(source, axis, affine), source, name, near)
+
+
+def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
+    """Give the new layer its name, the mode and the hooks of the old one, and a template."""
+    if not isinstance(new, MemberNorm):
+        raise ConversionError(
+            f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
+            "expected a SigmaNorm"
+        )
+    new.where = name or "(root)"
+    new.train(source.training)
+    adopt_hooks(new, source)
+    new.remember(source, like)
+    return new
+
+
+def _floating(t: object) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point()
+
+
+def _disable_fused_paths(network: nn.Module) -> list[tuple[str, str, Any]]:
+    """Keep nn.TransformerEncoder(Layer) from reading norm weights past the σNorms in evaluation.
+
+    Returns:
+        what was changed as (module, attribute, former value), to be undone in plain networks.
+    """
+    patches: list[tuple[str, str, Any]] = []
+    for name, module in network.named_modules():
+        if not any(isinstance(m, MemberNorm) for m in module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            patches.append((name, "activation_relu_or_gelu", module.activation_relu_or_gelu))
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            patches.append((name, "use_nested_tensor", module.use_nested_tensor))
+            module.use_nested_tensor = False
+    return patches
+
+
+def _train_members_only(network: nn.Module) -> None:
+    network.requires_grad_(False)
+    for module in network.modules():
+        if isinstance(module, (SigmaNorm, MemberHeads)):
+            for p in module.parameters(recurse=isinstance(module, MemberHeads)):
+                p.requires_grad_(p.is_floating_point())
+
+
+def _warn_of_mixing(network: nn.Module, entries: list[NormEntry], report: ConversionReport) -> None:
+    kept = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
+    mixing = [
+        n
+        for n in kept
+        if mixes_members(network.get_submodule(n), rule_for(network.get_submodule(n)))
+    ]
+    if not mixing:
+        return
+    note = (
+        f"{len(mixing)} kept norms (first: '{mixing[0]}') take their running statistics over all "
+        "members together, for no rule says how to keep them apart. Register one with "
+        "sigmanens.rules.register_norm, or freeze them with ens.freeze_statistics()"
+    )
+    report.notes.append(note)
+    warnings.warn(note, SigmaNensWarning, stacklevel=5)
+
+
+def _shift_word(network: nn.Module) -> str:
+    shifts = {
+        "none"
+        if m.shift is None
+        else ("one per member" if m.shift.requires_grad else "the base's, shared")
+        for m in network.modules()
+        if isinstance(m, SigmaNorm)
+    }
+    return " / ".join(sorted(shifts))
