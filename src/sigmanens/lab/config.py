@@ -54,6 +54,9 @@ class DataConfig:
         std: channels' standard deviations.
         limit: take only so many training pictures, drawn with ``seed``.
         test_limit: likewise of the test split.
+        ood: out-of-distribution sets, by name: hub names or folders, of which the split called
+            ``test_split`` is taken at the size of the test pictures.
+        ood_limit: take only so many pictures of each.
         seed: of these draws and of the split.
     """
 
@@ -68,6 +71,8 @@ class DataConfig:
     std: list[float] | None = None
     limit: int | None = None
     test_limit: int | None = None
+    ood: dict[str, str] = field(default_factory=dict)
+    ood_limit: int | None = 2000
     seed: int = 0
 
 

@@ -140,6 +140,7 @@ def train_run(
             "train": len(train.labels),
             "validation": len(data.validation.labels),
             "test": len(data.test.labels),
+            "ood": {name: len(pictures) for name, pictures in data.ood.items()},
         },
         "rows": rows,
         "history": history,
@@ -224,9 +225,17 @@ def _load(
     train = images(c.train_split, c.limit) if training else None
     if train is not None and train.classes != test.classes:
         raise DataError(
-            f"the splits {c.train_split!r} and {c.test_split!r} of {c.source} have different classes"
+            f"the splits {c.train_split!r} and {c.test_split!r} of {c.source} have different "
+            "classes"
         )
-    data = EvaluationData(_labelled(validation), _labelled(test))
+    others = {
+        name: load_images(
+            source, c.test_split, channels=c.channels, size=test.images.shape[-1],
+            mean=c.mean, std=c.std, limit=c.ood_limit, seed=c.seed,
+        ).normalized()
+        for name, source in c.ood.items()
+    }  # fmt: skip
+    data = EvaluationData(_labelled(validation), _labelled(test), others)
     return None if train is None else _labelled(train), data, test.classes
 
 

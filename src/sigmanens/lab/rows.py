@@ -1,4 +1,4 @@
-"""One row of ``metrics.json``: a network, measured on held-out, test, corrupted and OOD pictures."""
+"""One row of ``metrics.json``: a network on held-out, test, corrupted and OOD pictures."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def _scales(network: nn.Module | None) -> dict[str, Any]:
-    """Cosine of the members' scales and histogram of owners per channel, where there are members."""
+    """Cosine of the members' scales and histogram of owners per channel, for members > 1."""
     if not isinstance(network, SigmaEnsemble) or network.num_members < 2:
         return {"cosine": None, "owners": None, "saturation": None}
     found: dict[str, Any] = {"cosine": measures.cosine(network, "auto"), "owners": None}

@@ -1,4 +1,4 @@
-"""A run is a folder: ``config.yaml``, ``metrics.json``, ``predictions.safetensors``, ``report.html``.
+"""A run is a folder with ``config.yaml``, ``metrics.json``, predictions, checkpoint and report.
 
 Every file is written next to its place and renamed there. ``metrics.json`` comes last of the
 results, so that a folder that has it is a finished run.
