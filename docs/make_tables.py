@@ -1,0 +1,133 @@
+"""Write docs/results/README.md from the metrics.json of every folder beside it.
+
+    python docs/make_tables.py            # write
+    python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
+
+Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``: what
+the run shows in words. The tables are never typed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from sigmanens.lab.report.naming import ORDER, label
+
+RESULTS = Path(__file__).parent / "results"
+COLUMNS = (
+    ("accuracy", "accuracy"),
+    ("NLL", "nll"),
+    ("NLL (T)", "nll_calibrated"),
+    ("ECE", "ece"),
+    ("ECE (T)", "ece_calibrated"),
+    ("disagreement", "disagreement"),
+    ("Jensen gap", "jensen_gap"),
+)
+
+
+def main(check: bool) -> int:
+    """Write the page, or compare it."""
+    page = render()
+    target = RESULTS / "README.md"
+    if not check:
+        target.write_text(page, encoding="utf-8")
+        return 0
+    same = target.exists() and target.read_text(encoding="utf-8") == page
+    print("up to date" if same else f"{target.name} is not what docs/make_tables.py writes")
+    return 0 if same else 1
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [
+        "# Results\n",
+        "Made by `python docs/make_tables.py` from the `metrics.json` in each folder. Fractions, "
+        "NLL and Jensen gap in nats; (T): after temperature scaling of the averaged prediction, "
+        "fitted on held-out pictures; ECE with 15 bins; ± is the standard deviation over seeds, "
+        "brackets the 95 % bootstrap interval of a single run. OOD is the AUROC of 1 − max "
+        "softmax, mean over the sets.\n",
+    ]
+    for folder in sorted(p.parent for p in RESULTS.glob("*/metrics.json")):
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        parts.append(section(folder, metrics))
+    return "\n".join(parts)
+
+
+def section(folder: Path, metrics: Mapping[str, Any]) -> str:
+    """One run: what, by which command, where; the table; the notes."""
+    data, env = metrics["data"], metrics["environment"]
+    rows = metrics["rows"]
+    seeds = len({r["seed"] for r in rows})
+    lines = [
+        f"## {folder.name}\n",
+        f"{data['description']}. {data['validation']:,} validation and {data['test']:,} test "
+        f"pictures; {seeds} seed{'s' if seeds > 1 else ''}. {metrics['seconds'] / 60:.0f} minutes "
+        f"on {env['cpu']}, torch {env['torch']}.\n",
+        f"    {metrics['command']}\n",
+        "| method | M | τ | λ | parameters | " + " | ".join(c for c, _ in COLUMNS)
+        + " | OOD | training s |",
+        "| --- " * (7 + len(COLUMNS)) + "|",
+    ]
+    for group in _groups(rows):
+        first = group[0]
+        cells = [
+            label_of(first),
+            str(first["members"]),
+            "" if first["tau"] is None else f"{first['tau']:g}",
+            "" if first["weight"] is None else f"{first['weight']:g}",
+            f"{first['params']:,}",
+            *(_cell(group, key) for _, key in COLUMNS),
+            _spread([_ood(r) for r in group]),
+            _spread([r["train_seconds"] for r in group], digits=0),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    if "checkpoint_bytes" in metrics:
+        lines.append(f"\nThe members on disk: {metrics['checkpoint_bytes'] / 1000:,.0f} kB.")
+    notes = folder / "notes.md"
+    if notes.exists():
+        lines.append("\n" + notes.read_text(encoding="utf-8").strip())
+    return "\n".join(lines) + "\n"
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """Readable name without its τ, which has a column."""
+    return label(row["method"], row["members"], None)
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        key = (row["method"], row["members"], row["tau"], row["weight"])
+        groups.setdefault(key, []).append(row)
+    known = {name: i for i, name in enumerate(ORDER)}
+    order = sorted(groups, key=lambda k: (known.get(k[0], len(known)), k[2] or 0.0))
+    return [groups[k] for k in order]
+
+
+def _cell(group: Sequence[Mapping[str, Any]], key: str) -> str:
+    ends = (group[0].get("intervals") or {}).get(key)
+    if len(group) == 1 and ends and group[0].get(key) is not None:
+        return f"{group[0][key]:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+    return _spread([r.get(key) for r in group])
+
+
+def _spread(values: Sequence[float | None], digits: int = 3) -> str:
+    found = [v for v in values if v is not None]
+    if not found:
+        return "–"
+    middle = f"{mean(found):.{digits}f}"
+    return middle if len(found) < 2 else f"{middle} ± {stdev(found):.{digits}f}"
+
+
+def _ood(row: Mapping[str, Any]) -> float | None:
+    sets = row.get("ood") or {}
+    return mean(s["max_softmax"] for s in sets.values()) if sets else None
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
