@@ -158,3 +158,23 @@ def test_logits_are_found_in_results() -> None:
     for result in ({"scores": t}, (), (1, t), None, "logits"):
         with pytest.raises(InputError, match="in which no logits were found"):
             logits_of(result)
+
+
+def test_token_classifiers_have_their_classes_last():
+    logits = torch.randn(3, 4, 5, 7)  # (M, B, T, C)
+    got = Prediction.from_logits(logits, class_dim=-1)
+    want = Prediction.from_logits(logits.movedim(-1, 2))
+    assert got.probs.shape == (4, 7, 5)
+    assert torch.equal(got.probs, want.probs)
+    assert torch.equal(got.entropy, want.entropy)
+
+
+@pytest.mark.parametrize("class_dim", [0, 3, -3])
+def test_a_class_dimension_that_is_none_is_named(class_dim):
+    with pytest.raises(sn.errors.InputError, match="class_dim"):
+        sn.Prediction.from_logits(torch.randn(3, 4, 7), class_dim=class_dim)
+
+
+def test_one_logit_is_refused_rather_than_certain():
+    with pytest.raises(sn.errors.InputError, match="one class"):
+        sn.Prediction.from_logits(torch.randn(3, 4, 1))

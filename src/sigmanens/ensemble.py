@@ -301,6 +301,7 @@ class SigmaEnsemble(nn.Module):
         members: int | None = None,
         chunk: int | None = None,
         temperature: float | None = None,
+        class_dim: int = 1,
     ) -> Prediction:
         """Predict in evaluation mode, without gradients; the mode found is restored.
 
@@ -309,6 +310,7 @@ class SigmaEnsemble(nn.Module):
             members: use the first k members only.
             chunk: at most this many rows (members × samples) in one pass: bounds memory.
             temperature: T of ``softmax(log p̄ / T)``; the stored one by default.
+            class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
 
         Returns:
             probabilities and their uncertainty, decomposed (:class:`~sigmanens.Prediction`).
@@ -330,7 +332,7 @@ class SigmaEnsemble(nn.Module):
             raise InputError("predict got an empty batch (0 samples)")
         with evaluating(self), self.axis.only(0, k):
             if chunk is None or chunk >= k * size:
-                return Prediction.from_logits(self._logits(tree), t)
+                return Prediction.from_logits(self._logits(tree), t, class_dim)
             batched, _ = find_batched(tree, size, dims)
             rows = min(size, chunk)
             group = max(1, chunk // rows)
@@ -341,7 +343,7 @@ class SigmaEnsemble(nn.Module):
                 for m in range(0, k, group):
                     with self.axis.only(m, min(m + group, k)):
                         blocks.append(self._logits(part))
-                parts.append(Prediction.from_logits(torch.cat(blocks), t))
+                parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
             return Prediction.cat(parts)
 
     def _logits(self, tree: dict[str, Any]) -> Tensor:

@@ -76,16 +76,35 @@ class Prediction:
     temperature: float = 1.0
 
     @classmethod
-    def from_logits(cls, logits: Tensor, temperature: float = 1.0) -> Prediction:
+    def from_logits(
+        cls, logits: Tensor, temperature: float = 1.0, class_dim: int = 1
+    ) -> Prediction:
         """Decompose member logits (M, B, C, …).
 
+        Args:
+            logits: (M, B, C, …), or with the classes elsewhere.
+            temperature: T of ``softmax(log p̄ / T)``.
+            class_dim: dimension of the classes in one member's logits: 1 for (B, C, …), -1 for
+                token classifiers (B, T, C). In the prediction they always come second.
+
         Raises:
-            InputError: if the shape has fewer than 3 dimensions or the temperature is not positive.
+            InputError: if the shape has fewer than 3 dimensions, there is one class only, or the
+                temperature is not positive.
             NonFiniteError: if a logit is NaN or infinite.
         """
         if logits.dim() < 3:
             raise InputError(
                 f"member logits have shape {tuple(logits.shape)}; expected (M, B, C, …)"
+            )
+        if not 1 <= abs(class_dim) <= logits.dim() - 2:
+            raise InputError(
+                f"class_dim is {class_dim}; one member's logits have shape {tuple(logits.shape[1:])}"
+            )
+        logits = logits.movedim(class_dim if class_dim < 0 else class_dim + 1, 2)
+        if logits.shape[2] == 1:
+            raise InputError(
+                f"logits of shape {tuple(logits.shape)} have one class, whose probability is always "
+                "1; give a binary classifier two outputs, or stack (-z/2, z/2) of its one"
             )
         if not (temperature > 0 and math.isfinite(temperature)):
             raise InputError(f"temperature is {temperature}; expected a positive number")
