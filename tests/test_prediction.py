@@ -162,8 +162,8 @@ def test_logits_are_found_in_results() -> None:
 
 def test_token_classifiers_have_their_classes_last():
     logits = torch.randn(3, 4, 5, 7)  # (M, B, T, C)
-    got = Prediction.from_logits(logits, class_dim=-1)
-    want = Prediction.from_logits(logits.movedim(-1, 2))
+    got = sn.Prediction.from_logits(logits, class_dim=-1)
+    want = sn.Prediction.from_logits(logits.movedim(-1, 2))
     assert got.probs.shape == (4, 7, 5)
     assert torch.equal(got.probs, want.probs)
     assert torch.equal(got.entropy, want.entropy)
