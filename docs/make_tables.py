@@ -1,10 +1,10 @@
-"""Write docs/results/README.md from the metrics.json of every folder beside it.
+"""Write docs/results/README.md, and the results in the README, from the files of the runs.
 
     python docs/make_tables.py            # write
     python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
 
-Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``: what
-the run shows in words. The tables are never typed.
+Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``, what
+the run shows in words, and ``output.txt``, what it printed. Tables are never typed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from sigmanens.lab.report.naming import ORDER, label
 
 RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent.parent / "README.md"
 COLUMNS = (
     ("accuracy", "accuracy"),
     ("NLL", "nll"),
@@ -28,18 +29,32 @@ COLUMNS = (
     ("disagreement", "disagreement"),
     ("Jensen gap", "jensen_gap"),
 )
+README_COLUMNS = COLUMNS[:4] + COLUMNS[5:6]
 
 
 def main(check: bool) -> int:
-    """Write the page, or compare it."""
-    page = render()
-    target = RESULTS / "README.md"
-    if not check:
-        target.write_text(page, encoding="utf-8")
-        return 0
-    same = target.exists() and target.read_text(encoding="utf-8") == page
-    print("up to date" if same else f"{target.name} is not what docs/make_tables.py writes")
-    return 0 if same else 1
+    """Write the pages, or compare them."""
+    pages = {RESULTS / "README.md": render(), README: readme()}
+    stale = [p for p, text in pages.items() if not p.exists() or p.read_text("utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path.name} is not what docs/make_tables.py writes")
+        else:
+            path.write_text(pages[path], encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def readme() -> str:
+    """The README with its two results put in again."""
+    text = README.read_text(encoding="utf-8")
+    output = (RESULTS / "digits-demo" / "output.txt").read_text(encoding="utf-8").strip("\n")
+    metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
+    blocks = {"demo": f"```\n{output}\n```", "cifar": "\n".join(table(metrics, README_COLUMNS))}
+    for name, block in blocks.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def render() -> str:
@@ -69,11 +84,25 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
         f"pictures; {seeds} seed{'s' if seeds > 1 else ''}. {metrics['seconds'] / 60:.0f} minutes "
         f"on {env['cpu']}, torch {env['torch']}.\n",
         f"    {metrics['command']}\n",
-        "| method | M | τ | λ | parameters | " + " | ".join(c for c, _ in COLUMNS)
-        + " | OOD | training s |",
-        "| --- " * (7 + len(COLUMNS)) + "|",
+        *table(metrics, COLUMNS),
     ]
-    for group in _groups(rows):
+    if "checkpoint_bytes" in metrics:
+        lines.append(f"\nThe members on disk: {metrics['checkpoint_bytes'] / 1000:,.0f} kB.")
+    notes = folder / "notes.md"
+    if notes.exists():
+        lines.append("\n" + notes.read_text(encoding="utf-8").strip())
+    return "\n".join(lines) + "\n"
+
+
+def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of a Markdown table with a row for every method."""
+    lines = [
+        "| method | M | τ | λ | parameters | "
+        + " | ".join(title for title, _ in columns)
+        + " | OOD | training s |",
+        "| --- " * (7 + len(columns)) + "|",
+    ]
+    for group in _groups(metrics["rows"]):
         first = group[0]
         cells = [
             label_of(first),
@@ -81,17 +110,12 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
             "" if first["tau"] is None else f"{first['tau']:g}",
             "" if first["weight"] is None else f"{first['weight']:g}",
             f"{first['params']:,}",
-            *(_cell(group, key) for _, key in COLUMNS),
+            *(_cell(group, key) for _, key in columns),
             _spread([_ood(r) for r in group]),
             _spread([r["train_seconds"] for r in group], digits=0),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    if "checkpoint_bytes" in metrics:
-        lines.append(f"\nThe members on disk: {metrics['checkpoint_bytes'] / 1000:,.0f} kB.")
-    notes = folder / "notes.md"
-    if notes.exists():
-        lines.append("\n" + notes.read_text(encoding="utf-8").strip())
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def label_of(row: Mapping[str, Any]) -> str:
