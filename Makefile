@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Arguments for pytest, for example: make test PYTEST_ARGS='tests/test_norms.py -k batch'
 PYTEST_ARGS ?=
+# Arguments for the matrix, for example: make matrix MATRIX_ARGS='--only timm/swin'
+MATRIX_ARGS ?=
 # Two worker processes with one thread each: the tests work on small tensors, where a second
 # thread costs more than it saves, and the machines that check this project have two cores.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -23,7 +25,7 @@ UNFINISHED := $(VENV)/.sigmanens-unfinished
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types contract clean
+.PHONY: help demo test matrix lint types contract clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -39,6 +41,10 @@ demo: $(LAB) ## show a σN-Ens on real data in two minutes; writes runs/demo/rep
 test: $(DEV) ## run the tests
 	@$(POINT_HERE)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+matrix: $(DEV) ## run every network of docs/compatibility.md and write it anew; an hour
+	@$(POINT_HERE)
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/make_compatibility.py --workers 2 $(MATRIX_ARGS)
 
 lint: $(DEV) ## check style and formatting
 	@$(BIN)/ruff check .

@@ -3,8 +3,8 @@
     python docs/make_tables.py            # write
     python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
 
-Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``, what
-the run shows in words, and ``output.txt``, what it printed. Tables are never typed.
+Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``,
+what the run shows in words, and ``output.txt``, what it printed. Tables are never typed.
 """
 
 from __future__ import annotations
@@ -81,13 +81,16 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
     lines = [
         f"## {folder.name}\n",
         f"{data['description']}. {data['validation']:,} validation and {data['test']:,} test "
-        f"pictures; {seeds} seed{'s' if seeds > 1 else ''}. {metrics['seconds'] / 60:.0f} minutes "
+        f"pictures; {seeds} seed{'s' if seeds > 1 else ''}. {metrics['seconds'] / 60:.1f} minutes "
         f"on {env['cpu']}, torch {env['torch']}.\n",
         f"    {metrics['command']}\n",
         *table(metrics, COLUMNS),
     ]
     if "checkpoint_bytes" in metrics:
         lines.append(f"\nThe members on disk: {metrics['checkpoint_bytes'] / 1000:,.0f} kB.")
+    paired = folder / "paired.json"
+    if paired.exists():
+        lines += ["", *differences(json.loads(paired.read_text(encoding="utf-8")))]
     notes = folder / "notes.md"
     if notes.exists():
         lines.append("\n" + notes.read_text(encoding="utf-8").strip())
@@ -115,6 +118,24 @@ def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> lis
             _spread([r["train_seconds"] for r in group], digits=0),
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def differences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines that compare the last method with the others on the same pictures."""
+    lines = [
+        "Differences on the same pictures (made by `docs/make_paired.py`, 95 % bootstrap "
+        "interval), below 0 where the ensemble is better:\n",
+        "| σN-Ens against | NLL | NLL (T) |",
+        "| --- | --- | --- |",
+    ]
+    for other in dict.fromkeys(p["against"] for p in pairs):
+        found = {p["metric"]: p for p in pairs if p["against"] == other}
+        cells = [
+            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]"
+            for p in (found["nll"], found["nll_calibrated"])
+        ]
+        lines.append(f"| {label(other, 1, None)} | {' | '.join(cells)} |")
     return lines
 
 

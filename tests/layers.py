@@ -45,6 +45,10 @@ def timm_layer_norm(width: int) -> nn.Module:
     return pytest.importorskip("timm.layers").LayerNorm2d(width)
 
 
+def timm_norm(kind: str, **kwargs: object) -> nn.Module:
+    return getattr(pytest.importorskip("timm.layers"), kind)(4, act_layer=nn.SiLU, **kwargs)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "bn1d": (lambda: nn.BatchNorm1d(4), (4,)),
     "bn1d_length": (lambda: nn.BatchNorm1d(4), (4, 3)),
@@ -80,6 +84,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "in3d": (lambda: nn.InstanceNorm3d(4, track_running_stats=True), (4, 2, 3, 2)),
     "channels_first_torchvision": (lambda: torchvision_layer_norm(4), (4, 3, 2)),
     "channels_first_timm": (lambda: timm_layer_norm(4), (4, 3, 2)),
+    "bn_act": (lambda: timm_norm("BatchNormAct2d"), (4, 3, 2)),
+    "gn_act": (lambda: timm_norm("GroupNormAct", num_groups=2), (4, 3, 2)),
     "wrapped": (lambda: Centred(4), (5, 4)),
     "wrapped_first": (lambda: CentredFirst(4), (4, 3)),
 }

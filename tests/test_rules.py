@@ -124,7 +124,6 @@ def patched_norm() -> nn.Module:
             GammaNorm(4),
             r"1: no rule for .*GammaNorm: register it with sigmanens.rules.register_norm",
         ),
-        (nn.SyncBatchNorm(4), r"1: no rule for .*SyncBatchNorm"),
     ],
     ids=[
         "own_forward",
@@ -134,7 +133,6 @@ def patched_norm() -> nn.Module:
         "parametrised",
         "patched",
         "unknown",
-        "sync",
     ],
 )
 def test_norms_without_a_rule_are_refused_by_name(norm: nn.Module, message: str) -> None:

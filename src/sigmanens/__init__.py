@@ -12,7 +12,9 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import SigmaNensError, SigmaNensWarning
 from sigmanens.objective import EnsembleLoss, check_optimizer, param_groups
+from sigmanens.onnx import export_onnx
 from sigmanens.prediction import Prediction
+from sigmanens.program import export_program
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,8 @@ __all__ = [
     "convert_",
     "diversity",
     "errors",
+    "export_onnx",
+    "export_program",
     "load",
     "param_groups",
     "rules",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from sigmanens.errors import (
     UnsupportedNormError,
 )
 from sigmanens.norms import MemberNorm
-from sigmanens.rules import NormRule, is_norm, rule_for
+from sigmanens.rules import KeepRule, NormRule, is_norm, rule_for
 
 __all__ = [
     "ConversionReport",
@@ -31,6 +32,7 @@ __all__ = [
     "norms_are_trained",
 ]
 
+_IN_HEAD, _UNSELECTED = "inside a head", "not selected"
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
@@ -176,7 +178,11 @@ def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def audit(
-    model: nn.Module, layers: LayerSelector, head_names: Sequence[str], own_heads: bool
+    model: nn.Module,
+    layers: LayerSelector,
+    head_names: Sequence[str],
+    own_heads: bool,
+    bypassed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[NormEntry], dict[str, NormRule]]:
     """List every norm of a network and the rules for the selected ones; nothing is changed.
 
@@ -185,6 +191,8 @@ def audit(
         layers: which norms to convert.
         head_names: names of the heads.
         own_heads: whether heads become one per member (then the norms inside are copied with them).
+        bypassed: norms whose weight is used outside their forward, and where
+            (:mod:`sigmanens.functional`); they are kept.
 
     Raises:
         AlreadyConvertedError: if σNorm layers are present.
@@ -210,11 +218,17 @@ def audit(
             return NormEntry(name, kind, channels, action, reason)
 
         if own_heads and any(name == h or name.startswith(f"{h}.") for h in head_names):
-            entries.append(entry("kept", "inside a head, copied with it"))
+            entries.append(entry("kept", f"{_IN_HEAD}, copied with it"))
         elif id(module) not in selected:
-            entries.append(entry("kept", f"not selected{_statistics_of_kept(module, rule)}"))
+            entries.append(entry("kept", f"{_UNSELECTED}{_statistics_of_kept(module, rule)}"))
         elif isinstance(rule, str):
             entries.append(entry("refused", rule))
+        elif isinstance(rule, KeepRule):
+            entries.append(entry("kept", rule.reason))
+        elif name in bypassed and rule.keep is not None:
+            entries.append(entry("refused", f"{bypassed[name]}, past statistics per member"))
+        elif name in bypassed:
+            entries.append(entry("kept", f"{bypassed[name]}: it stays shared by all members"))
         else:
             tied = first.setdefault(id(module), name)
             entries.append(entry("converted", "" if tied == name else f"tied to '{tied}'"))
@@ -234,12 +248,16 @@ def audit(
             f"{len(refused)} of {len(found)} norms cannot be converted:\n{listed}{more}\n"
             "Register a rule, or leave them out with layers=…"
         )
-    if not rules and selected:
+    wanted = [e for e in entries if not e.reason.startswith(_UNSELECTED)]
+    if not rules and selected and all(e.reason.startswith(_IN_HEAD) for e in wanted):
         raise NoNormError(
             f"all norms of this {type(model).__name__} that layers={layers!r} selects lie inside "
             f"the head {', '.join(map(repr, head_names))}, which becomes one per member. Name a "
             "smaller head with head_name, or use head='shared'"
         )
+    if not rules and selected:
+        listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in wanted)
+        raise NoNormError(f"no norm of this {type(model).__name__} can be converted:\n{listed}")
     if not rules:
         raise NoNormError(
             f"layers={layers!r} selects none of the {len(found)} norms of this "
@@ -248,14 +266,18 @@ def audit(
     return entries, rules
 
 
-def mixes_members(module: nn.Module, rule: NormRule | str) -> bool:
+def mixes_members(module: nn.Module, rule: NormRule | KeepRule | str) -> bool:
     """Whether a norm, if kept, would take its running statistics over all members together."""
-    keeps = isinstance(module, _NormBase) and bool(module.track_running_stats)
-    return keeps and not (isinstance(rule, NormRule) and rule.batch_statistics)
+    if isinstance(rule, NormRule) and rule.keep is not None:
+        return False
+    if isinstance(module, _NormBase):
+        return bool(module.track_running_stats)
+    statistics = (getattr(module, n, None) for n in ("running_mean", "running_var"))
+    return isinstance(rule, str) and any(isinstance(t, Tensor) for t in statistics)
 
 
-def _statistics_of_kept(module: nn.Module, rule: NormRule | str) -> str:
-    if isinstance(rule, NormRule) and rule.batch_statistics:
+def _statistics_of_kept(module: nn.Module, rule: NormRule | KeepRule | str) -> str:
+    if isinstance(rule, NormRule) and rule.keep is not None:
         return "; statistics per member"
     return "; running statistics mix all members" if mixes_members(module, rule) else ""
 

@@ -14,10 +14,11 @@ from sigmanens.audit import ConversionReport, NormEntry, audit, mixes_members
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import ConversionError, SigmaNensWarning
 from sigmanens.fingerprint import shared_fingerprints
+from sigmanens.guards import forbid_fusing
 from sigmanens.heads import MemberHeads, member_heads
 from sigmanens.inits import initial_affine
 from sigmanens.members import MemberAxis
-from sigmanens.norms import MemberBatchNorm, MemberNorm, SigmaNorm
+from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.plan import Plan
 from sigmanens.rules import NormRule, rule_for
 from sigmanens.scales import adopt_hooks
@@ -50,6 +51,7 @@ def build(
         parent, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(parent), leaf, new)
     patches = _disable_fused_paths(network)
+    forbid_fusing(network)
     if plan.train == "members":
         _train_members_only(network)
     report = ConversionReport(
@@ -101,10 +103,10 @@ def _replacements(
         rule = rule_for(modules[entry.name])
         if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
             continue
-        if isinstance(rule, NormRule) and rule.batch_statistics:
+        if isinstance(rule, NormRule) and rule.keep is not None:
             place(
                 entry.name,
-                lambda m, n=entry.name: _settled(MemberBatchNorm(m, axis, like), m, n, like),  # type: ignore[misc]
+                lambda m, n=entry.name, keep=rule.keep: _settled(keep(m, axis, like), m, n, like),  # type: ignore[misc]
             )
     for name in plan.heads:
         place(name, lambda m, n=name: member_heads(m, plan.head, axis, n, generator))  # type: ignore[misc]
@@ -120,9 +122,9 @@ def _sigma_norm(
     like: Tensor | None,
 ) -> nn.Module:
     rule = rule_for(source)
-    if isinstance(rule, str):
+    if not isinstance(rule, NormRule):
         raise ConversionError(f"norm '{name}': {rule}")
-    weight, bias = getattr(source, "weight", None), getattr(source, "bias", None)
+    weight, bias = rule.scale(source), getattr(source, "bias", None)
     tensors = [weight, *source.parameters(), *source.buffers(), like]
     near = next((t for t in tensors if _floating(t)), None)
     affine = initial_affine(
@@ -149,7 +151,10 @@ def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) 
             "expected a SigmaNorm"
         )
     new.where = name or "(root)"
-    new.train(source.training)
+    theirs = set(source.modules())  # an activation taken over keeps its own mode
+    for module in new.modules():
+        if module not in theirs:
+            module.training = source.training
     adopt_hooks(new, source)
     new.remember(source, like)
     return new
@@ -187,12 +192,9 @@ def _train_members_only(network: nn.Module) -> None:
 
 
 def _warn_of_mixing(network: nn.Module, entries: list[NormEntry], report: ConversionReport) -> None:
-    kept = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
-    mixing = [
-        n
-        for n in kept
-        if mixes_members(network.get_submodule(n), rule_for(network.get_submodule(n)))
-    ]
+    names = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
+    kept = [(n, network.get_submodule(n)) for n in names]
+    mixing = [n for n, m in kept if not isinstance(m, MemberNorm) and mixes_members(m, rule_for(m))]
     if not mixing:
         return
     note = (

@@ -7,6 +7,7 @@ and filling in the values.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +30,10 @@ from sigmanens.errors import (
     AlreadyConvertedError,
     ConversionError,
     InputError,
+    SigmaNensWarning,
     UnsupportedNormError,
 )
+from sigmanens.functional import FunctionalNorms
 from sigmanens.heads import HEADS, find_heads
 from sigmanens.inits import INITS
 from sigmanens.inputs import call_arguments, resolve_batch_dims
@@ -79,7 +82,8 @@ def convert(
             0 is wrong or ambiguous.
         schedule: "auto", "folded", "sequential", or members per pass.
         example: input (tensor, tuple of positional or mapping of keyword inputs) on which folding
-            and, under "preserve" with copied heads, equality with the base are checked now.
+            and, under "preserve" with copied heads, equality with the base are checked now, and
+            norms that the base calls as functions are found and reported.
         generator: source of the random scales and fresh heads.
 
     Raises:
@@ -155,7 +159,8 @@ def _convert(
     if head == "auto":
         head = "copy" if init == "preserve" else "fresh"
     names = [] if head == "shared" else find_heads(model, head_name, head)
-    entries, rules = audit(model, layers, names, head != "shared")
+    functional, output = _functional_norms(model, dict(norms), example)
+    entries, rules = audit(model, layers, names, head != "shared", functional.bypassed)
     plan = Plan(
         members=members,
         norms=tuple(rules),
@@ -170,9 +175,7 @@ def _convert(
     )
     expected = None
     if example is not None and init == "preserve" and head != "fresh":
-        args, kwargs = call_arguments(example)
-        with evaluating(model):
-            expected = logits_of(model(*args, **kwargs))
+        expected = logits_of(output)
     with _restored_on_error(model):
         ensemble = build(model, plan, in_place=in_place, generator=generator, entries=entries)
         ensemble.report.init_reason = reason
@@ -181,9 +184,24 @@ def _convert(
                 "init='paper' with copied heads: all members are equal and stay so in training "
                 "(a symmetric fixed point). Use head='fresh' or init='preserve'"
             )
+        ensemble.report.notes += [str(f) for f in functional.found]
         if example is not None:
             ensemble.check(example, expected)
+    for found in functional.found:
+        warnings.warn(str(found), SigmaNensWarning, stacklevel=3)
     return ensemble
+
+
+def _functional_norms(
+    model: nn.Module, norms: Mapping[str, nn.Module], example: Any
+) -> tuple[FunctionalNorms, Any]:
+    """Run the base on the example, if there is one: norms called as functions, and its result."""
+    functional = FunctionalNorms(model, norms)
+    if example is None:
+        return functional, None
+    args, kwargs = call_arguments(example)
+    with evaluating(model), functional:
+        return functional, model(*args, **kwargs)
 
 
 @contextmanager
@@ -195,6 +213,7 @@ def _restored_on_error(model: nn.Module) -> Iterator[None]:
         yield
     except BaseException:
         for module, attributes, children in states:
+            vars(module).clear()
             vars(module).update(attributes)
             module._modules.clear()
             module._modules.update(children)

@@ -9,6 +9,7 @@ from torch import nn
 
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
+from sigmanens.guards import allow_fusing
 from sigmanens.heads import MemberHeads
 from sigmanens.norms import MemberNorm
 from sigmanens.scales import adopt_hooks
@@ -68,6 +69,7 @@ def _plain(ensemble: SigmaEnsemble, members: slice) -> nn.Module:
         setattr(network.get_submodule(parent), leaf, made[id(module)])
     for path, attribute, value in ensemble.patches:
         setattr(network.get_submodule(path), attribute, value)
+    allow_fusing(network)
     return network
 
 

@@ -98,18 +98,19 @@ class Prediction:
             )
         if not 1 <= abs(class_dim) <= logits.dim() - 2:
             raise InputError(
-                f"class_dim is {class_dim}; one member's logits have shape {tuple(logits.shape[1:])}"
+                f"class_dim is {class_dim}; one member's logits have shape "
+                f"{tuple(logits.shape[1:])}"
             )
         logits = logits.movedim(class_dim if class_dim < 0 else class_dim + 1, 2)
         if logits.shape[2] == 1:
             raise InputError(
-                f"logits of shape {tuple(logits.shape)} have one class, whose probability is always "
-                "1; give a binary classifier two outputs, or stack (-z/2, z/2) of its one"
+                f"logits of shape {tuple(logits.shape)} have one class, whose probability is "
+                "always 1; give a binary classifier two outputs, or stack (-z/2, z/2) of its one"
             )
         if not (temperature > 0 and math.isfinite(temperature)):
             raise InputError(f"temperature is {temperature}; expected a positive number")
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if not torch.isfinite(logits).all():
+        if not torch.compiler.is_compiling() and not torch.isfinite(logits).all():
             bad = (~torch.isfinite(logits)).flatten(2).any(2).any(0).sum()
             raise NonFiniteError(
                 f"{int(bad)} of {logits.shape[1]} samples have NaN or infinite logits; look for "

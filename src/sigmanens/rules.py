@@ -1,9 +1,10 @@
 """Which normalisation classes are converted, and how. Open to users' own classes.
 
-A rule belongs to a class exactly, or to subclasses that inherit its ``forward`` unchanged; any
-other subclass may do more than normalise (a fused activation, dropout) and is refused by name
-rather than flattened. Classes of optional libraries are registered by their qualified name, so
-that nothing is imported for them.
+A rule belongs to a class exactly, or to subclasses that inherit its ``forward`` unchanged. Any
+other class that looks like a norm is probed (:mod:`sigmanens.protocol`): it is wrapped if it
+computes ``tail(weight ⊙ norm(x) + bias)`` sample by sample, and refused by name, with what the
+probe saw, if not. Classes of optional libraries are registered by their qualified name, so that
+nothing is imported for them.
 
     >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
     ...     def __init__(self, dim):
@@ -14,19 +15,31 @@ that nothing is imported for them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from sigmanens.errors import ConversionError, InputError
+from sigmanens.errors import InputError
+from sigmanens.fused import (
+    MemberBatchNormAct,
+    MemberSyncBatchNorm,
+    SigmaBatchNormAct,
+    SigmaChannelsFirstLayerNormAct,
+    SigmaGroupNormAct,
+    SigmaLayerNormAct,
+    SigmaSyncBatchNorm,
+)
 from sigmanens.members import MemberAxis
 from sigmanens.norms import (
     Affine,
+    MemberBatchNorm,
+    MemberNorm,
     SigmaBatchNorm,
     SigmaChannelsFirstLayerNorm,
     SigmaGroupNorm,
@@ -35,10 +48,27 @@ from sigmanens.norms import (
     SigmaNorm,
     SigmaRMSNorm,
 )
+from sigmanens.protocol import Protocol, probe
+from sigmanens.wrapped import SigmaWrappedNorm
 
-__all__ = ["NormRule", "SigmaWrappedNorm", "is_norm", "register_norm", "rule_for"]
+__all__ = ["KeepRule", "NormRule", "SigmaWrappedNorm", "is_norm", "register_norm", "rule_for"]
 
 Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
+Keeper = Callable[[nn.Module, MemberAxis, Tensor | None], MemberNorm]
+
+
+def _weight(m: nn.Module) -> Tensor | None:
+    weight = getattr(m, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) else None
+
+
+def _weight_from_one(m: nn.Module) -> Tensor | None:
+    """Scale of a norm that computes ``(1 + weight) ⊙ norm(x)``."""
+    weight = _weight(m)
+    return None if weight is None else 1 + weight.to(torch.promote_types(weight.dtype, _FP32))
+
+
+_FP32 = torch.float32
 
 
 @dataclass(frozen=True)
@@ -48,47 +78,22 @@ class NormRule:
     Attributes:
         build: ``(source, axis, affine) -> SigmaNorm``.
         shape: parameter shape S of a source norm; of its ``weight`` by default.
-        batch_statistics: whether the source keeps statistics of the batch (BatchNorm).
+        keep: ``(source, axis, like) -> MemberNorm`` for a norm that is kept but takes statistics
+            of the batch (BatchNorm), which must be one set per member; None for all others.
+        scale: the scale (*S) a source norm has, or None for 1; its ``weight`` by default.
     """
 
     build: Builder
     shape: Callable[[nn.Module], tuple[int, ...]]
-    batch_statistics: bool = False
+    keep: Keeper | None = None
+    scale: Callable[[nn.Module], Tensor | None] = _weight
 
 
-class SigmaWrappedNorm(SigmaNorm):
-    """σNorm over a norm of any class that computes ``weight ⊙ norm(x) + bias`` sample by sample.
+@dataclass(frozen=True)
+class KeepRule:
+    """Why a class that is called a norm is always kept, shared by all members."""
 
-    Holds a copy of the source with weight 1 and bias 0 and scales its result per member.
-    """
-
-    def __init__(
-        self, source: nn.Module, axis: MemberAxis, affine: Affine, channels_last: bool = True
-    ) -> None:
-        super().__init__(axis, affine)
-        if isinstance(source, _NormBase):
-            raise ConversionError(
-                f"a wrapped {type(source).__name__} would take its batch statistics over all "
-                "members together: give register_norm a builder for it"
-            )
-        self.channels_last = channels_last
-        self.inner = copy.deepcopy(source)
-        for name, value in (("weight", 1.0), ("bias", 0.0)):
-            old = getattr(self.inner, name, None)
-            if isinstance(old, Tensor):
-                delattr(self.inner, name)
-                self.inner.register_buffer(name, torch.full_like(old, value), persistent=False)
-
-    def _blank(self) -> nn.Module:
-        norm = (
-            super()._blank()
-        )  # parameters that are no scale or shift are shared and may be trained
-        norm.load_state_dict(self.inner.state_dict(), strict=False)
-        return norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x by the wrapped norm, then scale and shift per member."""
-        return self._scale_shift(self.inner(x), *self.affine())
+    reason: str
 
 
 def _channels(m: nn.Module) -> tuple[int, ...]:
@@ -108,15 +113,16 @@ def _of_weight(m: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape)
 
 
-_RULES: dict[type[nn.Module] | str, NormRule] = {
+_RULES: dict[type[nn.Module] | str, NormRule | KeepRule | str] = {
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-        NormRule(SigmaBatchNorm, _channels, batch_statistics=True),
+        NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
     ),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         NormRule(SigmaInstanceNorm, _channels),
     ),
+    nn.SyncBatchNorm: NormRule(SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm),
     nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
     nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
     nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
@@ -125,6 +131,37 @@ _RULES: dict[type[nn.Module] | str, NormRule] = {
     "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
     "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
     "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
+    "timm.layers.norm_act.BatchNormAct2d": NormRule(
+        SigmaBatchNormAct, _channels, MemberBatchNormAct
+    ),
+    "timm.layers.norm_act.SyncBatchNormAct": NormRule(
+        SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm
+    ),
+    "timm.layers.norm_act.GroupNormAct": NormRule(SigmaGroupNormAct, _channels),
+    "timm.layers.norm_act.GroupNorm1Act": NormRule(SigmaGroupNormAct, _channels),
+    "timm.layers.norm_act.LayerNormAct": NormRule(SigmaLayerNormAct, _normalized),
+    "timm.layers.norm_act.LayerNormAct2d": NormRule(SigmaChannelsFirstLayerNormAct, _normalized),
+    "timm.layers.grn.GlobalResponseNorm": KeepRule(
+        "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
+    ),
+    **{
+        f"timm.layers.evo_norm.EvoNorm2d{kind}": (
+            "an EvoNorm activates before it scales, in one formula: it is no normalisation whose "
+            "scale σNorm could take over"
+        )
+        for kind in ("B0", "B1", "B2", "S0", "S1", "S2")
+    },
+    **{
+        f"timm.layers.filter_response_norm.FilterResponseNorm{kind}": (
+            "a FilterResponseNorm trains scale, shift and activation threshold as one"
+        )
+        for kind in ("Tlu2d", "Act2d")
+    },
+    **dict.fromkeys(
+        ("timm.layers.inplace_abn.InplaceAbn", "inplace_abn.abn.InPlaceABN"),
+        "an in-place activated BatchNorm recomputes its input from its output by weight and bias, "
+        "of which there is one set only: build the network with another norm_layer",
+    ),
 }
 
 
@@ -167,20 +204,28 @@ def qualified_name(cls: type) -> str:
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is, or by its name and parameters claims to be, a normalisation layer."""
     cls = type(module)
-    if cls in _RULES or qualified_name(cls) in _RULES:
+    if cls in _RULES or any(qualified_name(base) in _RULES for base in cls.__mro__):
         return True
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
         return True
-    if "norm" not in cls.__name__.lower() or list(module.children()):
+    if "norm" not in cls.__name__.lower() or isinstance(module, _NO_NORMS):
+        return False
+    # A fused norm may hold dropout and activation; whatever holds more is a block.
+    below = [p for child in module.children() for p in child.parameters()]
+    if any(p.dim() > 1 for p in below) or any(is_norm(c) for c in module.children()):
         return False
     tensors = dict(module.named_parameters(recurse=False)) | dict(
         module.named_buffers(recurse=False)
     )
-    return any(tensors.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
+    named = any(tensors.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
+    return named or "weight" in module._parameters  # None without an affine
 
 
-def rule_for(module: nn.Module) -> NormRule | str:
-    """The rule for a norm, or the reason why there is none."""
+_NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
+
+
+def rule_for(module: nn.Module) -> NormRule | KeepRule | str:
+    """The rule for a norm, why it is always kept, or (a text) why it cannot be converted."""
     cls = type(module)
     if isinstance(module, LazyModuleMixin):
         return "a lazy norm has no shape yet: run one batch through the network first"
@@ -192,13 +237,31 @@ def rule_for(module: nn.Module) -> NormRule | str:
         rule = _RULES.get(base) or _RULES.get(qualified_name(base))
         if rule is None:
             continue
-        if base is cls or getattr(cls, "forward") is getattr(base, "forward"):  # noqa: B009
+        inherits = getattr(cls, "forward") is getattr(base, "forward")  # noqa: B009
+        if inherits or not isinstance(rule, NormRule):
             return rule
-        return (
+        return _probed(
+            module,
             f"{cls.__name__} is a subclass of {base.__name__} with its own forward, which may do "
-            "more than normalise: register a builder for it with sigmanens.rules.register_norm"
+            "more than normalise: register a builder for it with sigmanens.rules.register_norm",
         )
-    return (
+    return _probed(
+        module,
         f"no rule for {cls.__module__}.{cls.__name__}: register it with "
-        "sigmanens.rules.register_norm"
+        "sigmanens.rules.register_norm",
     )
+
+
+def _probed(module: nn.Module, refusal: str) -> NormRule | str:
+    """The rule for a norm that follows the protocol, or the refusal with what the probe saw."""
+    found = probe(module)
+    if not isinstance(found, Protocol):
+        return f"{refusal} (the probe saw that {found})"
+    build = partial(
+        SigmaWrappedNorm,
+        channels_last=found.channels_last,
+        neutral=found.neutral,
+        tail=found.tail,
+    )
+    scale = _weight if found.neutral else _weight_from_one
+    return NormRule(build, lambda _: found.shape, scale=scale)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sigmanens.errors import InputError
 from sigmanens.members import MemberAxis
 
-__all__ = ["Affine", "MemberNorm", "SigmaNorm", "adopt_hooks"]
+__all__ = ["Affine", "MemberNorm", "SigmaNorm", "adopt_hooks", "without_hooks"]
 
 _HOOKS = (
     "_forward_hooks",
@@ -73,12 +73,25 @@ def adopt_hooks(new: nn.Module, source: nn.Module) -> None:
     new._is_full_backward_hook = source._is_full_backward_hook
 
 
+def without_hooks(module: nn.Module) -> nn.Module:
+    """A deep copy of a norm that calls none of its hooks."""
+    bare = copy.copy(module)
+    for key in _HOOKS:
+        setattr(bare, key, OrderedDict())
+    return copy.deepcopy(bare)
+
+
 class MemberNorm(nn.Module):
-    """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms."""
+    """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
+
+    A source that drops out and activates what it has normalised hands its submodules for that
+    over (:meth:`adopt_tail`); they keep their names and are applied last.
+    """
 
     axis: MemberAxis
     where: str
     channels_last: bool = False  # parameters align with the trailing dimensions, not dimension 1
+    tail: tuple[str, ...] = ()  # submodules applied after scale and shift, in this order
 
     def __init__(self, axis: MemberAxis) -> None:
         super().__init__()
@@ -93,10 +106,20 @@ class MemberNorm(nn.Module):
             source: the norm that this layer replaces.
             like: a tensor with the dtype and device of the network, for norms without tensors.
         """
-        bare = copy.copy(source)
-        for key in _HOOKS:
-            setattr(bare, key, OrderedDict())
-        self._template = [copy.deepcopy(bare)]
+        self._template = [without_hooks(source)]
+
+    def adopt_tail(self, source: nn.Module, names: Sequence[str] = ("drop", "act")) -> None:
+        """Take over the submodules that the source applies last; absent ones are passed over."""
+        found = [n for n in names if isinstance(getattr(source, n, None), nn.Module)]
+        for name in found:
+            self.add_module(name, getattr(source, name))
+        self.tail = tuple(found)
+
+    def finish(self, y: Tensor) -> Tensor:
+        """Apply the source's dropout and activation to the scaled y."""
+        for name in self.tail:
+            y = getattr(self, name)(y)
+        return y
 
     @torch.no_grad()
     def plain(self, members: slice) -> nn.Module:
@@ -131,11 +154,15 @@ class MemberNorm(nn.Module):
                 if hasattr(norm, flag):
                     setattr(norm, flag, True)
         self._plain_statistics(norm, members)
-        return norm.train(self.training)
+        norm.training = self.training
+        return norm
 
     def _blank(self) -> nn.Module:
-        """A fresh copy of the template."""
-        return copy.deepcopy(self._template[0])
+        """A fresh copy of the template, its dropout and activation as they are now."""
+        norm = copy.deepcopy(self._template[0])
+        for name in self.tail:
+            setattr(norm, name, copy.deepcopy(getattr(self, name)))
+        return norm
 
     def _plain_affine(self, members: slice) -> dict[str, Tensor]:
         """Weight and bias of the plain norm: means over the members."""
@@ -208,9 +235,10 @@ class MemberNorm(nn.Module):
                 return t.to(out.device)
             return out
 
-        for template in self._template:
-            template._apply(fn)  # plain norms have the dtype the base would have
-        return super()._apply(keep, recurse)
+        # Plain norms, activations and wrapped norms have the dtype they would have in the base.
+        for module in (*self._template, *(self.children() if recurse else ())):
+            module._apply(fn)
+        return super()._apply(keep, recurse=False)
 
 
 class SigmaNorm(MemberNorm):

@@ -1,4 +1,4 @@
-"""The rivals, behind the ensemble's own interface: ``forward`` gives (M, B, C), ``num_members`` is M."""
+"""The rivals, behind one interface: ``forward`` gives (M, B, C), ``num_members`` is M."""
 
 from sigmanens.baselines.film import film_ensemble
 from sigmanens.baselines.separate import SeparateNetworks

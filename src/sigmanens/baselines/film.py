@@ -13,7 +13,9 @@ __all__ = ["film_ensemble"]
 
 
 def film_ensemble(model: nn.Module, members: int, **options: Any) -> SigmaEnsemble:
-    r"""Convert a copy of a network into a FiLM-Ensemble: :math:`y_m = \gamma_m \odot \mathrm{norm}_m(x) + \beta_m`.
+    r"""Convert a copy of a network into a FiLM-Ensemble.
+
+    .. math:: y_m = \gamma_m \odot \mathrm{norm}_m(x) + \beta_m
 
     γ and β are drawn uniformly within the Xavier bound :math:`\sqrt{6/(M + C)}`, the gain 1 of the
     authors' code, and are trained at the base learning rate: pass ``scale_lr_mult=1`` to
