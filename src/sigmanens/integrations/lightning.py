@@ -1,7 +1,8 @@
-"""Train an ensemble with Lightning: optimizer groups, one-cycle rates, penalty and diversity logged."""
+"""Train an ensemble with Lightning: parameter groups, one-cycle rates, penalty and measures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,13 +37,15 @@ class EnsembleModule(L.LightningModule):
         optimizer: "sgd" (with ``momentum``, ``nesterov``), "adam" or "adamw".
         schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine" or
             "constant"; each parameter group keeps its own peak.
+        transform: applied to every x before the network.
 
     Attributes:
-        history: one dict per epoch: epoch, loss, task, penalty, lr and, for a SigmaEnsemble, cosine,
-            owners and saturation of the scales; kept in Lightning checkpoints.
+        history: one dict per epoch: epoch, loss, task, penalty, lr (base rate of the last step)
+            and, for a SigmaEnsemble, cosine, owners and saturation of the scales; kept in Lightning
+            checkpoints.
 
     Raises:
-        InputError: for an unknown optimizer or schedule.
+        InputError: for an unknown optimizer or schedule, or a momentum or rise outside [0, 1).
     """
 
     def __init__(
@@ -67,6 +70,9 @@ class EnsembleModule(L.LightningModule):
         ):
             if value not in known:
                 raise InputError(f"{key} is {value!r}; expected one of {', '.join(known)}")
+        for key, share in (("momentum", momentum), ("rise", rise)):
+            if not 0 <= share < 1:
+                raise InputError(f"{key} is {share!r}; expected a number in [0, 1)")
         self.network = network
         self.loss_fn = loss_fn
         self.options = {"lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult}
@@ -77,6 +83,7 @@ class EnsembleModule(L.LightningModule):
         self.history: list[dict[str, float]] = []
         self._sums: dict[str, float] = {}
         self._batches = 0
+        self._rate = lr
         sequential = isinstance(network, SigmaEnsemble) and network.schedule == "sequential"
         self.automatic_optimization = not sequential
 
@@ -85,9 +92,16 @@ class EnsembleModule(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step on ``(x, y)``; the loss returned is the total."""
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise InputError(
+                f"the data loader gave a {type(batch).__name__}; expected pairs (x, y) of inputs "
+                "and labels"
+            )
         x, y = batch
         if self.transform is not None:
             x = self.transform(x)
+        group = self.trainer.optimizers[0].param_groups[0]
+        self._rate = float(group["lr"]) / group["lr_mult"]
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
         if self.automatic_optimization:
             loss = self.loss_fn(logits_of(self.network(x)), y, ensemble)
@@ -100,7 +114,7 @@ class EnsembleModule(L.LightningModule):
             optimizer.step()
             scheduler = self.lr_schedulers()
             if scheduler is not None:
-                scheduler.step()  # type: ignore[union-attr, call-arg]
+                scheduler.step()  # type: ignore[union-attr]
         self._record(loss.detach())
         return loss
 
@@ -119,7 +133,7 @@ class EnsembleModule(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         entry: dict[str, float] = {"epoch": float(self.current_epoch + 1)}
         entry |= {k: v / max(self._batches, 1) for k, v in self._sums.items()}
-        entry["lr"] = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        entry["lr"] = self._rate
         if isinstance(self.network, SigmaEnsemble) and self.network.num_members > 1:
             entry["cosine"] = measures.cosine(self.network, "auto")
             entry["owners"] = measures.owners(self.network)
@@ -147,18 +161,26 @@ class EnsembleModule(L.LightningModule):
             optimizer = cls(groups)
         if self.rates == "constant":
             return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
+        total = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total):
+            raise InputError(
+                f"schedule={self.rates!r} needs to know how long the training is. Give the Trainer "
+                "max_epochs or max_steps, or use schedule='constant'"
+            )
+        steps = max(int(total), 2)
         scheduler: torch.optim.lr_scheduler.LRScheduler
         if self.rates == "onecycle":
+            # PyTorch divides by zero where the rise takes exactly one step.
+            rise = self.rise * (1 - 1e-9) if math.isclose(self.rise * steps, 1) else self.rise
             scheduler = torch.optim.lr_scheduler.OneCycleLR(
                 optimizer,
                 max_lr=[g["lr"] for g in groups],
-                total_steps=max(steps, 2),
-                pct_start=self.rise,
+                total_steps=steps,
+                pct_start=rise,
                 cycle_momentum=False,
             )
         else:
-            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(steps, 1))
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

@@ -1,0 +1,133 @@
+"""An ensemble as a classifier of Hugging Face transformers: inputs by name, a ModelOutput back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
+
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import InputError
+from sigmanens.objective import EnsembleLoss
+from sigmanens.prediction import Prediction, logits_of
+
+__all__ = ["EnsembleForClassification", "EnsembleOutput"]
+
+
+@dataclass
+class EnsembleOutput(ModelOutput):
+    """What the ensemble says about B samples of C classes.
+
+    Every tensor has the samples first, as whatever gathers and joins batches takes for granted;
+    elsewhere in this library members come first.
+
+    Attributes:
+        loss: (), in training the members' mean loss plus the penalty, in evaluation without it.
+        logits: log of the averaged probabilities, temperature applied: (B, C), nats.
+        member_logits: each member's logits: (B, M, C).
+        entropy: of the untempered average: (B,), nats; = expected_entropy + modulation.
+        expected_entropy: mean entropy of the members: (B,), nats.
+        modulation: mutual information of label and member: (B,), nats.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    member_logits: Tensor | None = None
+    entropy: Tensor | None = None
+    expected_entropy: Tensor | None = None
+    modulation: Tensor | None = None
+
+
+class EnsembleForClassification(nn.Module):
+    """An ensemble that takes inputs by name, labels among them, and gives an EnsembleOutput.
+
+    Args:
+        ensemble: of a network with one label per sample.
+        loss_fn: cross-entropy without a penalty by default.
+
+    Raises:
+        InputError: if the base is configured for regression or several labels per sample.
+    """
+
+    accepts_loss_kwargs = True  # the Trainer may pass num_items_in_batch
+
+    def __init__(self, ensemble: SigmaEnsemble, loss_fn: EnsembleLoss | None = None) -> None:
+        super().__init__()
+        if not isinstance(ensemble, SigmaEnsemble):
+            raise InputError(
+                f"got a {type(ensemble).__name__} in the place of the ensemble; expected the "
+                "SigmaEnsemble that sigmanens.convert returns"
+            )
+        config = getattr(ensemble.network, "config", None)
+        if config is not None:
+            self.config = config
+            kind = getattr(config, "problem_type", None)
+            if kind not in (None, "single_label_classification"):
+                raise InputError(
+                    f"the base has problem_type={kind!r}; expected 'single_label_classification': "
+                    "members are averaged as distributions over classes, of which one is right"
+                )
+        self.main_input_name = getattr(ensemble.network, "main_input_name", "input_ids")
+        self.ensemble = ensemble
+        self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
+
+    def forward(
+        self,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **inputs: Any,
+    ) -> EnsembleOutput:
+        """Run all members.
+
+        Args:
+            labels: class indices (B,), int64, or soft labels (B, C).
+            num_items_in_batch: labels in all batches of one optimizer step. The loss is then this
+                batch's share, so that accumulated gradients are those of one large batch, the
+                penalty counted once.
+            inputs: the base's own inputs.
+
+        Raises:
+            InputError: in training without labels, or if logits are not one row per sample.
+        """
+        if labels is None and self.training and torch.is_grad_enabled():
+            raise InputError(
+                "training needs labels here: members learn from their own losses, never from that "
+                "of the average. Label smoothing and compute_loss_func of a plain Trainer take the "
+                "labels away; use EnsembleTrainer, or EnsembleLoss(loss=…)"
+            )
+        logits = logits_of(self.ensemble(**inputs))
+        if logits.dim() != 3:
+            raise InputError(
+                f"member logits have shape {tuple(logits.shape)}; expected (M, B, C), one row per "
+                "sample. For labels per token or pixel, call the ensemble and EnsembleLoss yourself"
+            )
+        loss = None
+        if labels is not None and self.training:
+            loss = self.loss_fn(logits, labels, self.ensemble)
+        elif labels is not None:
+            loss = self.loss_fn.task(logits, labels)
+        if loss is not None and num_items_in_batch is not None:
+            loss = loss * (labels.ne(-100).sum() / num_items_in_batch)  # type: ignore[union-attr]
+        # With labels the loss alone has gradients: nobody trains on the average by accident.
+        prediction = Prediction.from_logits(
+            logits if labels is None else logits.detach(), float(self.ensemble.temperature)
+        )
+        return EnsembleOutput(
+            loss=loss,
+            logits=prediction.log_probs,
+            member_logits=logits.detach().transpose(0, 1).contiguous(),
+            entropy=prediction.entropy,
+            expected_entropy=prediction.expected_entropy,
+            modulation=prediction.modulation,
+        )
+
+    def gradient_checkpointing_enable(self, **options: Any) -> None:
+        """As for the base; the Trainer of transformers 4 asks for it by this name."""
+        self.ensemble.network.gradient_checkpointing_enable(**options)  # type: ignore[operator]
+
+    def activation_checkpointing_enable(self, **options: Any) -> None:
+        """As for the base; the Trainer of transformers 5 asks for it by this name."""
+        self.ensemble.network.activation_checkpointing_enable(**options)  # type: ignore[operator]

@@ -1,0 +1,333 @@
+"""The Lightning callback that watches the members: what it logs, and when it warns."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.networks import dense
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import sigmanens as sn
+from sigmanens.baselines import SeparateNetworks
+from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.integrations.diversity_callback import DiversityMonitor
+from sigmanens.integrations.lightning import EnsembleModule
+
+Batch = tuple[Tensor, Tensor]
+
+
+def batches(count: int, seed: int = 0) -> list[Batch]:
+    """Points in four dimensions, labelled by their largest among the first three coordinates."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 16, 4, generator=generator)
+    return [(a, a[:, :3].argmax(1)) for a in x]
+
+
+class Module(L.LightningModule):
+    """A user's own module, with the network under a name of the user's choice."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lr: float = 0.05,
+        diversity: sn.Diversity | None = None,
+        scale_lr_mult: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"inner": network})
+        self.loss_fn = sn.EnsembleLoss(diversity=diversity)
+        self.lr, self.scale_lr_mult = lr, scale_lr_mult
+
+    def forward(self, x: Tensor) -> Any:
+        return self.parts["inner"](x)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        network = self.parts["inner"]
+        ensemble = network if isinstance(network, sn.SigmaEnsemble) else None
+        return self.loss_fn(self(batch[0]), batch[1], ensemble)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        groups = sn.param_groups(self.parts["inner"], self.lr, scale_lr_mult=self.scale_lr_mult)
+        return torch.optim.SGD(groups, momentum=0.9)
+
+
+class Validated(Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("seen", 1.0, batch_size=1)
+
+
+def loader(data: list[Any]) -> DataLoader[Any]:
+    return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+
+
+def fit(
+    module: L.LightningModule,
+    monitor: DiversityMonitor,
+    steps: int = 24,
+    validation: list[Any] | None = None,
+    **options: Any,
+) -> L.Trainer:
+    with warnings.catch_warnings():
+        # Lightning's advice on workers of data loaders, and its use of a deprecated part of torch,
+        # which pytest.warns would issue again as an error.
+        warnings.filterwarnings("ignore", ".*does not have many workers", category=UserWarning)
+        warnings.filterwarnings("ignore", ".*LeafSpec", category=FutureWarning)
+        trainer = L.Trainer(
+            accelerator="cpu", callbacks=[monitor], logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=min(8, steps),
+            **{"max_epochs": 1} | options,
+        )  # fmt: skip
+        trainer.fit(module, loader(batches(steps)), loader(validation) if validation else None)
+    return trainer
+
+
+# -- what it logs ------------------------------------------------------------------------------
+
+
+def test_measures_are_those_of_the_library(tmp_path: Path) -> None:
+    ens = sn.convert(dense(), 3)
+    before = sn.diversity.cosine(ens, "auto")
+    monitor = DiversityMonitor(first_steps=3)
+    validation = batches(2, seed=1)
+    trainer = fit(Validated(ens), monitor, validation=validation)
+    metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    log_probs = ens.predict(validation[0][0]).member_log_probs
+    assert metrics["diversity/disagreement"] == pytest.approx(sn.diversity.disagreement(log_probs))
+    modulation = float(ens.predict(validation[0][0]).modulation.mean())
+    assert metrics["diversity/modulation"] == pytest.approx(modulation, rel=1e-4)
+    gap = sn.diversity.jensen_gap(log_probs, validation[0][1])
+    assert metrics["diversity/jensen_gap"] == pytest.approx(gap, rel=1e-5)
+    assert metrics["diversity/cosine"] == pytest.approx(sn.diversity.cosine(ens, "auto"))
+    assert metrics["diversity/owners"] == pytest.approx(sn.diversity.owners(ens))
+    assert metrics["diversity/saturation"] == pytest.approx(sn.diversity.saturation(ens))
+    scales = [entry for entry in monitor.history if "cosine" in entry]
+    # every one of the first three steps, then as often as Lightning writes to its loggers
+    assert [entry["step"] for entry in scales] == [0, 1, 2, 3, 8, 16, 24]
+    assert scales[0]["cosine"] == before
+    predictions = [entry["step"] for entry in monitor.history if "jensen_gap" in entry]
+    assert predictions == [0, 24], "Lightning's check before training, and the epoch's end"
+
+
+def test_mode_and_gradients_are_left_alone() -> None:
+    ens = sn.convert(nn.Sequential(dense(), nn.Dropout(0.5)), 2, head_name="0.6")
+    module = Module(ens)
+    seen: list[bool] = []
+
+    class Watched(DiversityMonitor):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            super().on_train_epoch_end(trainer, pl_module)
+            seen.append(torch.is_grad_enabled() and all(m.training for m in pl_module.modules()))
+
+    monitor = Watched(batch=batches(1, seed=1)[0], first_steps=3)
+    fit(module, monitor, steps=8, max_epochs=2)
+    assert seen == [True, True]
+    x, y = batches(1, seed=1)[0]
+    # The measure is that of evaluation mode: without dropout.
+    expected = sn.diversity.jensen_gap(ens.predict(x).member_log_probs, y)
+    assert monitor.history[-1]["jensen_gap"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_library_module_has_no_validation_step_and_needs_a_batch() -> None:
+    ens = sn.convert(dense(), 2)
+    monitor = DiversityMonitor(batch=batches(1, seed=1)[0], first_steps=3)
+    module = EnsembleModule(ens, sn.EnsembleLoss(), lr=0.05, schedule="constant")
+    trainer = fit(module, monitor)
+    assert {"diversity/cosine", "diversity/jensen_gap"} <= set(trainer.callback_metrics)
+
+
+def test_mappings_with_labels_are_understood() -> None:
+    class Named(Module):
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": super().forward(x)}
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = dense()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.body(x)}
+
+    ens = sn.convert(Network(), 2)
+    x, y = batches(1)[0]
+    monitor = DiversityMonitor({"x": x, "labels": y})
+
+    class Step(Module):
+        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            return self.loss_fn(self(batch[0])["logits"], batch[1])
+
+    fit(Step(ens), monitor, steps=3)
+    assert monitor.history[-1]["jensen_gap"] > 0
+
+
+def test_other_batches_need_unpacking() -> None:
+    x, y = batches(1)[0]
+    odd = (x, y, torch.ones(16))
+    with pytest.raises(InputError, match="a batch is a tuple; expected a pair"):
+        fit(Module(sn.convert(dense(), 2)), DiversityMonitor(odd), steps=3)
+    monitor = DiversityMonitor(odd, unpack=lambda batch: batch[:2])
+    fit(Module(sn.convert(dense(), 2)), monitor, steps=3)
+    assert monitor.history[-1]["jensen_gap"] > 0
+
+
+# -- rivals ------------------------------------------------------------------------------------
+
+
+def test_rivals_have_measures_of_predictions_only() -> None:
+    network = SeparateNetworks([dense(), dense()])
+    monitor = DiversityMonitor(first_steps=3)
+    trainer = fit(Validated(network), monitor, validation=batches(1, seed=1))
+    logged = {k for k in trainer.callback_metrics if k.startswith("diversity/")}
+    assert logged == {"diversity/disagreement", "diversity/jensen_gap", "diversity/modulation"}
+
+
+def test_linear_scales_have_a_cosine_but_no_owners() -> None:
+    ens = sn.convert(dense(), 2, scale="linear")
+    trainer = fit(Module(ens, lr=0.01), DiversityMonitor(first_steps=3), steps=8)
+    logged = {k for k in trainer.callback_metrics if k.startswith("diversity/")}
+    assert logged == {"diversity/cosine"}
+
+
+def test_one_member_has_nothing_to_measure() -> None:
+    monitor = DiversityMonitor(first_steps=3)
+    trainer = fit(Validated(sn.convert(dense(), 1)), monitor, validation=batches(1))
+    assert monitor.history == []
+    assert not [k for k in trainer.callback_metrics if k.startswith("diversity/")]
+
+
+def test_a_module_without_members_is_refused() -> None:
+    class Single(Module):
+        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            return F.cross_entropy(self(batch[0]), batch[1])
+
+    with pytest.raises(InputError, match=r"Single returned logits \(16, 3\)"):
+        fit(Single(dense()), DiversityMonitor(batches(1)[0]))
+
+
+# -- warnings ----------------------------------------------------------------------------------
+
+STRONG = sn.Diversity(tau=0.1, weight=1.0, layers="all")
+
+
+def messages(record: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in record if issubclass(w.category, SigmaNensWarning)]
+
+
+def test_a_partition_frozen_in_the_first_steps_warns_once() -> None:
+    monitor = DiversityMonitor(first_steps=20)
+    with pytest.warns(SigmaNensWarning) as record:
+        fit(Module(sn.convert(dense(), 4), diversity=STRONG), monitor)
+    (said,) = messages(list(record))
+    assert "the scales were parted by step" in said
+    step = int(said.split("by step ")[1].split(":")[0])
+    entry = next(e for e in monitor.history if e["step"] == step)
+    before = [e for e in monitor.history if e["step"] < step]
+    assert entry["cosine"] < 0.3
+    assert entry["saturation"] > 0.5
+    assert not [e for e in before if e["cosine"] < 0.3 and e["saturation"] > 0.5]
+
+
+def test_a_partition_that_comes_later_is_none_of_its_business() -> None:
+    monitor = DiversityMonitor(first_steps=1)
+    diversity = sn.Diversity(tau=0.1, weight=0.1, layers="all")
+    fit(Module(sn.convert(dense(), 4), diversity=diversity), monitor)
+    assert monitor.history[-1]["cosine"] < 0.3
+    assert monitor.history[-1]["saturation"] > 0.5
+
+
+def test_the_warning_is_given_again_in_the_next_training() -> None:
+    monitor = DiversityMonitor(first_steps=20)
+    for _ in range(2):
+        with pytest.warns(SigmaNensWarning, match="parted by step"):
+            fit(Module(sn.convert(dense(), 4), diversity=STRONG), monitor)
+
+
+def same_heads(network: nn.Module) -> sn.SigmaEnsemble:
+    """Preserved: members start as one model, whose scales differ all the same."""
+    return sn.convert(network, 3, init="preserve")
+
+
+def test_members_that_stay_one_model_warn_once() -> None:
+    ens = same_heads(dense(batch_norm=False))
+    assert sn.diversity.cosine(ens) < 0.95
+    monitor = DiversityMonitor(first_steps=5)
+    trainer_options = {"val_check_interval": 6}
+    with pytest.warns(SigmaNensWarning) as record:
+        fit(Validated(ens, lr=1e-6), monitor, validation=batches(1, seed=1), **trainer_options)
+    (said,) = messages(list(record))
+    assert said.startswith("after 6 steps the members answer as one model")
+    assert "cosine of the scales 0." in said
+
+
+def test_members_are_not_judged_before_the_first_steps_are_over() -> None:
+    ens = same_heads(dense(batch_norm=False))
+    fit(Validated(ens, lr=1e-6), DiversityMonitor(first_steps=25), validation=batches(1, seed=1))
+
+
+def test_rivals_that_are_one_model_warn() -> None:
+    one = dense()
+    with pytest.warns(SigmaNensWarning, match="the members answer as one model") as record:
+        fit(Validated(SeparateNetworks([one, one])), DiversityMonitor(), validation=batches(1))
+    assert "cosine" not in messages(list(record))[0]
+
+
+def test_sure_members_that_agree_on_easy_data_do_not_warn() -> None:
+    """Members all right and sure of it, each in its own way: all measures are small."""
+    x = torch.eye(3, 4).repeat(6, 1)
+    y = torch.arange(3).repeat(6)
+    torch.manual_seed(1)
+    network = SeparateNetworks([dense(batch_norm=False), dense(batch_norm=False)])
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        sn.EnsembleLoss()(network(x), y).backward()
+        optimizer.step()
+    monitor = DiversityMonitor(batch=(x, y), first_steps=1)
+    fit(Module(network, lr=1e-6), monitor, steps=3)
+    assert monitor.history[-1]["disagreement"] == 0
+    assert monitor.history[-1]["jensen_gap"] < 1e-3
+
+
+def test_equal_scales_of_members_that_agree_warn() -> None:
+    ens = sn.convert(dense(batch_norm=False), 2)
+    with torch.no_grad():
+        for norm in ens.sigma_norms().values():
+            norm.scale_logit.fill_(0.3)
+        for heads in ens.member_heads().values():
+            for p, q in zip(heads.heads[0].parameters(), heads.heads[1].parameters(), strict=True):
+                q.copy_(p + 1e-3)
+    with pytest.warns(SigmaNensWarning, match=r"cosine of the scales 1\.000"):
+        fit(Validated(ens, lr=1e-6), DiversityMonitor(relative_modulation=0), validation=batches(1))
+
+
+def test_equal_scales_of_members_that_disagree_do_not_warn() -> None:
+    """An ensemble of heads: alike in scales, not in what it says."""
+    ens = sn.convert(dense(batch_norm=False), 2, head="fresh")
+    with torch.no_grad():
+        for norm in ens.sigma_norms().values():
+            norm.scale_logit.fill_(0.3)
+    monitor = DiversityMonitor(batches(1)[0])
+    fit(Module(ens, lr=1e-6), monitor)
+    assert sn.diversity.cosine(ens) > 0.99
+    assert monitor.history[-1]["disagreement"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"first_steps": 0}, "first_steps is 0"),
+        ({"first_steps": True}, "first_steps is True"),
+        ({"saturated": 1.5}, "saturated is 1.5"),
+        ({"disagreement": -0.1}, "disagreement is -0.1"),
+    ],
+)
+def test_thresholds_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        DiversityMonitor(**options)
