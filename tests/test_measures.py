@@ -226,7 +226,7 @@ def test_slices_of_samples_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = torch.randn(3, 11, 4), torch.randint(4, (11,))
     whole = measures.disagreement(z), measures.pairwise_kl(z), measures.jensen_gap(z, y)
     for size in (1, 3 * 4 * 2, 3 * 4 * 5):
-        monkeypatch.setattr(measures, "_SLICE", size)
+        monkeypatch.setattr(measures, "SLICE_ELEMENTS", size)
         sliced = measures.disagreement(z), measures.pairwise_kl(z), measures.jensen_gap(z, y)
         assert sliced == pytest.approx(whole, rel=1e-12)
 

@@ -27,7 +27,7 @@ __all__ = [
 
 Source = SigmaEnsemble | Iterable[SigmaNorm]
 
-_SLICE = 2**22  # most float64 values of one slice of samples (32 MiB), whatever M and C
+SLICE_ELEMENTS = 2**22  # most float64 values of one slice of samples (32 MiB), whatever M and C
 
 
 # -- measures on scales --------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def _described(x: object) -> str:
 def _mean(per_sample: Callable[..., Tensor], member_log_probs: Tensor, *aligned: Tensor) -> float:
     """Mean over samples of a measure of float64 logits (M, b, C, …), slice by slice."""
     _check_members(member_log_probs)
-    size = max(1, _SLICE * member_log_probs.shape[1] // member_log_probs.numel())
+    size = max(1, SLICE_ELEMENTS * member_log_probs.shape[1] // member_log_probs.numel())
     parts = []
     for first in range(0, member_log_probs.shape[1], size):
         z = member_log_probs.detach()[:, first : first + size].double()

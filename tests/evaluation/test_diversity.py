@@ -13,7 +13,7 @@ from tests.oracles import metrics as oracle
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigmanens import evaluation as ev
-from sigmanens.evaluation import diversity
+from sigmanens import measures
 from sigmanens.prediction import log_mean_exp
 
 problems = st.builds(
@@ -126,7 +126,7 @@ def test_working_memory_does_not_grow_with_members(
     members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Case P7: float32 input that, in float64 at once, would need four times the bound or more.
-    monkeypatch.setattr(diversity, "SLICE_ELEMENTS", 4096)
+    monkeypatch.setattr(measures, "SLICE_ELEMENTS", 4096)
     logits = draw_logits(400, 20, members, seed=4).float()
     labels = torch.arange(400) % 20
     log_probs = torch.log_softmax(logits, 2)
@@ -144,5 +144,5 @@ def test_working_memory_does_not_grow_with_members(
             sliced.append(call())
         # The averaged distribution (B, C) in float64 is the largest thing kept.
         assert memory.largest <= 400 * 20 * 8
-    monkeypatch.setattr(diversity, "SLICE_ELEMENTS", 10**9)
+    monkeypatch.setattr(measures, "SLICE_ELEMENTS", 10**9)
     assert [call() for call in calls] == pytest.approx(sliced, rel=1e-12)

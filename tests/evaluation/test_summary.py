@@ -10,7 +10,7 @@ import torch
 from tests.evaluation.draws import draw_logits, draw_members
 
 from sigmanens import evaluation as ev
-from sigmanens.evaluation import diversity
+from sigmanens import measures
 from sigmanens.prediction import log_mean_exp
 
 KEYS = {
@@ -135,7 +135,7 @@ def test_slices_of_samples_do_not_change_the_row(monkeypatch: pytest.MonkeyPatch
     logits = draw_logits(103, 4, 3, seed=5)
     labels = torch.arange(103) % 4
     whole = ev.summarize(logits, labels, temperature=0.8)
-    monkeypatch.setattr(diversity, "SLICE_ELEMENTS", 10 * 12)
+    monkeypatch.setattr(measures, "SLICE_ELEMENTS", 10 * 12)
     sliced = ev.summarize(logits, labels, temperature=0.8)
     assert sliced.pop("reliability") == whole.pop("reliability")
     assert sliced == pytest.approx(whole, abs=1e-13)

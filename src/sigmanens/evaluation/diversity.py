@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sigmanens import measures
 from sigmanens.errors import NonFiniteError
 from sigmanens.evaluation.metrics import as_floats, as_labels, check_rows_sum_to_one
 from sigmanens.prediction import log_mean_exp
-
-SLICE_ELEMENTS = 2**22
-"""Most float64 values in one slice of samples (32 MiB), unless one sample alone has more."""
 
 
 def as_member_log_probs(member_log_probs: Any) -> Tensor:
@@ -51,7 +49,7 @@ def as_member_logits(member_logits: Any) -> Tensor:
 
 def sample_slices(members: Tensor) -> Iterator[Tensor]:
     """Consecutive slices (M, b, C) of a tensor (M, B, C), in float64, of bounded size."""
-    size = max(1, SLICE_ELEMENTS // (members.shape[0] * members.shape[2]))
+    size = max(1, measures.SLICE_ELEMENTS // (members.shape[0] * members.shape[2]))
     for part in members.split(size, dim=1):
         yield part.double()
 
@@ -62,30 +60,18 @@ def disagreement(member_log_probs: Any) -> float:
     Args:
         member_log_probs: (M, B, C), nats.
     """
-
-    def per_sample(log_p: Tensor) -> Tensor:
-        best = log_p.argmax(2)
-        differs = (best[:, None] != best[None, :]).sum((0, 1)).double()
-        return differs / max(1, len(log_p) * (len(log_p) - 1))
-
-    return _mean(per_sample, member_log_probs)
+    return measures.disagreement(as_member_log_probs(member_log_probs))
 
 
 def pairwise_kl(member_log_probs: Any) -> float:
     """Mean KL(p_a ‖ p_b) in nats over ordered member pairs a ≠ b and samples.
 
-    Computed as (1/(M−1)) Σ_m Σ_c p_mc (log p_mc − mean_j log p_jc), which is the same sum.
     Infinite where a member excludes a class that another one does not.
 
     Args:
         member_log_probs: (M, B, C), nats.
     """
-
-    def per_sample(log_p: Tensor) -> Tensor:
-        divergence = _weighted_log_ratio(log_p, log_p.mean(0))
-        return divergence.sum(0).clamp_min(0) / max(1, len(log_p) - 1)
-
-    return _mean(per_sample, member_log_probs)
+    return measures.pairwise_kl(as_member_log_probs(member_log_probs))
 
 
 def modulation(member_log_probs: Any) -> float:
@@ -112,10 +98,8 @@ def jensen_gap(member_log_probs: Any, labels: Any) -> float:
         member_log_probs: (M, B, C), nats.
         labels: (B,), integers.
     """
-    log_p = _label_log_probs(member_log_probs, labels)
-    averaged = log_mean_exp(log_p)
-    gap = (averaged - log_p.mean(0)).clamp_min(0)
-    return gap.where(averaged > -torch.inf, 0.0).mean().item()
+    log_p = as_member_log_probs(member_log_probs)
+    return measures.jensen_gap(log_p, as_labels(labels, log_p))
 
 
 def member_nll(member_log_probs: Any, labels: Any) -> float:
