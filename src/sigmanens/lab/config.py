@@ -1,20 +1,26 @@
-"""What ``sigmanens train`` can be told: each field is an option and a key of the YAML file."""
+"""What the commands can be told: each field is an option and a key of the YAML file.
+
+The command line reads this module before anything else, so it imports none of the large libraries.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from sigmanens.errors import ConfigError
-from sigmanens.lab.training import Recipe
+from sigmanens.lab.plain import from_plain
 
 __all__ = [
     "CONTROLS",
     "DataConfig",
+    "DemoConfig",
     "DiversityConfig",
     "EnsembleConfig",
     "ModelConfig",
+    "Recipe",
     "TrainConfig",
 ]
 
@@ -74,6 +80,42 @@ class DataConfig:
     ood: dict[str, str] = field(default_factory=dict)
     ood_limit: int | None = 2000
     seed: int = 0
+
+
+@dataclass
+class Recipe:
+    """How to train.
+
+    Attributes:
+        epochs: passes over the training pictures.
+        batch_size: pictures in a step; every member sees all of them.
+        optimizer: "sgd", "adam" or "adamw".
+        lr: base learning rate.
+        scale_lr_mult: factor on the rate of scales; None: 100 for batch norms, 10 for others.
+        momentum: of SGD.
+        nesterov: Nesterov momentum.
+        weight_decay: on weights of convolutions and linear layers only.
+        schedule: "onecycle", "cosine" or "constant".
+        rise: share of the training in which the one-cycle rate rises.
+        flip_crop: greatest shift in pixels of the random crop, which comes with random mirroring;
+            0: no augmentation.
+        precision: "32-true" or "bf16-mixed".
+        channels_last: memory format of pictures and network.
+    """
+
+    epochs: int = 40
+    batch_size: int = 128
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    scale_lr_mult: float | None = None
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    schedule: str = "onecycle"
+    rise: float = 0.2
+    flip_crop: int = 0
+    precision: str = "32-true"
+    channels_last: bool = False
 
 
 @dataclass
@@ -149,7 +191,7 @@ class TrainConfig:
     threads: int | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for values that no part could use."""
+        """Raise ConfigError for values that no part could use, before anything is loaded."""
         if not self.data.source:
             raise ConfigError("data.source is missing: a hub name or a folder of parquet files")
         unknown = [c for c in self.controls if c not in CONTROLS]
@@ -168,8 +210,24 @@ class TrainConfig:
             raise ConfigError(
                 f"recipe.precision is {self.recipe.precision!r}; expected '32-true' or 'bf16-mixed'"
             )
+        if self.recipe.flip_crop < 0:
+            raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1")
+        if self.penalised and self.ensemble.scale == "linear":
+            raise ConfigError(
+                "ensemble.scale is 'linear', to which no penalty applies; set diversity.weight to 0"
+            )
+        if not self.penalised and "sigmanens_lambda0" in self.controls:
+            raise ConfigError(
+                "controls names 'sigmanens_lambda0', but the ensemble itself has no penalty: "
+                "diversity.weight is 0, or ensemble.members 1"
+            )
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the ensemble is trained with the penalty."""
+        return self.diversity.weight > 0 and self.ensemble.members > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as in the YAML file."""
@@ -177,23 +235,45 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
-        """Inverse of :meth:`to_dict`; unknown keys raise ConfigError."""
-        return _build(cls, data, "")  # type: ignore[no-any-return]
+        """Inverse of :meth:`to_dict`; unknown keys and values of another type raise ConfigError."""
+        return from_plain(cls, data)
 
 
-def _build(cls: Any, data: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(cls)
-    known = {f.name for f in fields(cls)}
-    unknown = sorted(set(data) - known)
-    if unknown:
-        raise ConfigError(
-            f"the configuration has an unknown key {where}{unknown[0]!r}; known here: "
-            f"{', '.join(sorted(known))}"
-        )
-    values = {
-        k: _build(hints[k], v, f"{where}{k}.")
-        if is_dataclass(hints[k]) and isinstance(v, Mapping)
-        else v
-        for k, v in data.items()
-    }
-    return cls(**values)
+@dataclass
+class DemoConfig:
+    """Size of the demo.
+
+    Attributes:
+        members: M.
+        taus: temperatures τ of the penalty.
+        weight: λ.
+        train: number of training pictures.
+        epochs: passes over them.
+        width: channels of the network's first stage.
+        seeds: number of repetitions with other data splits, weights and orders.
+        workers: seeds trained side by side, each in a process of its own with one CPU thread
+            (more threads do not help networks this small); 1: in this process.
+    """
+
+    members: int = 4
+    taus: tuple[float, ...] = (0.1, 0.5, 2.0)
+    weight: float = 1e-2
+    train: int = 200
+    epochs: int = 60
+    width: int = 16
+    seeds: int = 4
+    workers: int = 2
+
+    def check(self) -> None:
+        """Raise ConfigError for sizes the demo cannot run with."""
+        if self.members < 2:
+            raise ConfigError(f"members is {self.members}; the demo compares at least 2")
+        usable = all(0 < tau < math.inf for tau in self.taus)
+        if not self.taus or not usable or len(set(self.taus)) < len(self.taus):
+            given = ", ".join(f"{tau:g}" for tau in self.taus) or "empty"
+            raise ConfigError(f"taus is {given}; expected at least one τ > 0, each once")
+        if not 0 <= self.weight < math.inf:
+            raise ConfigError(f"weight is {self.weight:g}; expected λ of at least 0")
+        for key in ("epochs", "width", "seeds", "workers"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")

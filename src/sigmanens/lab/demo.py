@@ -7,13 +7,9 @@ recipe, one order of pictures and one measuring.
 
 from __future__ import annotations
 
-import multiprocessing
-import queue
 import time
-import warnings
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,54 +21,20 @@ from torch import Tensor, nn
 from sigmanens.baselines import SeparateNetworks, film_ensemble
 from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
-from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones import build_backbone
+from sigmanens.lab.config import DemoConfig, Recipe
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
+from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import console_table, verdict, write_report
 from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
-from sigmanens.lab.runs import Run, environment, read_metrics
-from sigmanens.lab.training import Recipe, members_of, parameters, train_network
+from sigmanens.lab.runs import Run, environment
+from sigmanens.lab.training import members_of, parameters, train_network
+from sigmanens.lab.workers import run_jobs
 from sigmanens.objective import EnsembleLoss
 
 __all__ = ["DemoConfig", "run_demo"]
 
 NOISE = 3  # severity that training, validation and test pictures all have
-
-
-@dataclass
-class DemoConfig:
-    """Size of the demo.
-
-    Attributes:
-        members: M.
-        taus: temperatures τ of the penalty.
-        weight: λ.
-        train: number of training pictures.
-        epochs: passes over them.
-        width: channels of the network's first stage.
-        seeds: number of repetitions with other data splits, weights and orders.
-        workers: seeds trained side by side, each in a process of its own with one CPU thread
-            (more threads do not help networks this small); 1: in this process.
-    """
-
-    members: int = 4
-    taus: tuple[float, ...] = (0.1, 0.5, 2.0)
-    weight: float = 1e-2
-    train: int = 200
-    epochs: int = 60
-    width: int = 16
-    seeds: int = 4
-    workers: int = 2
-
-    def check(self) -> None:
-        """Raise ConfigError for sizes the demo cannot run with."""
-        if self.members < 2:
-            raise ConfigError(f"members is {self.members}; the demo compares at least 2")
-        if not self.taus:
-            raise ConfigError("taus is empty; expected at least one τ")
-        for key in ("epochs", "width", "seeds", "workers"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
 
 
 def run_demo(
@@ -88,48 +50,46 @@ def run_demo(
 
     Returns:
         what ``metrics.json`` holds.
+
+    Raises:
+        ConfigError: for a size the demo cannot run with. RunError: if the folder holds a run
+            already or cannot be written to, or a worker process was killed.
     """
     config.check()
+    data = digits_sets(train=config.train)
     console = console or Console()
     run = Run(out, {k: list(v) if isinstance(v, tuple) else v for k, v in vars(config).items()})
-    begin = time.perf_counter()
-    rows: list[dict[str, Any]] = []
-    tensors: dict[str, Tensor] = {}
-    # What one network costs per epoch is 1; an ensemble of M costs about M.
-    total = config.seeds * config.epochs * config.members * (3 + len(config.taus))
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"training, {config.seeds} seeds", total=total)
-        for found, kept in _all_seeds(config, lambda cost: progress.advance(task, cost)):
-            rows += found
-            tensors |= kept
-    data = digits_sets(train=config.train)
-    metrics: dict[str, Any] = {
-        "version": 1,
-        "preset": "digits-demo",
-        "command": command,
-        "environment": environment(),
-        "seconds": time.perf_counter() - begin,
-        "data": {
-            "description": "scikit-learn's handwritten digits (8×8, real), with Gaussian noise "
-            f"of severity {NOISE} in training and test alike; another split for every seed",
-            "train": len(data.train.labels),
-            "validation": len(data.validation.labels),
-            "test": len(data.test.labels),
-            "ood": {k: len(v) for k, v in data.ood.items()},
-        },
-        "rows": rows,
-        "choice": _choice(rows),
-    }
-    run.write_predictions(tensors)
-    run.write_metrics(metrics)
-    stored = read_metrics(run.folder)
-    write_report(stored, run.path("report.html"))
-    console.print(console_table(stored))
-    said = verdict(stored)
+    try:
+        begin = time.perf_counter()
+        rows, tensors = _train(config, console)
+        metrics = to_json(
+            {
+                "version": 1,
+                "preset": "digits-demo",
+                "command": command,
+                "environment": environment(),
+                "seconds": time.perf_counter() - begin,
+                "data": {
+                    "description": "scikit-learn's handwritten digits (8×8, real), with Gaussian "
+                    f"noise of severity {NOISE} in training and test alike; another split for "
+                    "every seed",
+                    "train": len(data.train.labels),
+                    "validation": len(data.validation.labels),
+                    "test": len(data.test.labels),
+                    "ood": {k: len(v) for k, v in data.ood.items()},
+                },
+                "rows": rows,
+                "choice": _choice(rows),
+            }
+        )
+        run.write_predictions(tensors)
+        write_report(metrics, run.path("report.html"))
+        run.write_metrics(metrics)
+    except BaseException:
+        run.discard()
+        raise
+    console.print(console_table(metrics))
+    said = verdict(metrics)
     console.print(f"\n[bold]{said.headline}[/bold]")
     for line in said.lines:
         console.print(f"• {line}")
@@ -139,42 +99,31 @@ def run_demo(
 Results = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 
-def _all_seeds(config: DemoConfig, advance: Callable[[float], None]) -> list[Results]:
-    """Rows and predictions of every seed, in the order of the seeds."""
-    if config.workers == 1 or config.seeds == 1:
-        before = torch.get_num_threads()
-        try:
-            torch.set_num_threads(1)
-            return [_Trial(config, seed, advance).run() for seed in range(config.seeds)]
-        finally:
-            torch.set_num_threads(before)
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        costs = manager.Queue()
-        with ProcessPoolExecutor(config.workers, mp_context=context) as pool:
-            jobs: list[Future[Results]] = [
-                pool.submit(_one_seed, config, seed, costs) for seed in range(config.seeds)
-            ]
-            pending = set(jobs)
-            while pending:
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
-                if any(job.exception() for job in done):
-                    for job in pending:
-                        job.cancel()
-                    break
-                while True:
-                    try:
-                        advance(costs.get_nowait())
-                    except queue.Empty:
-                        break
-            return [job.result() for job in jobs]
+def _train(config: DemoConfig, console: Console) -> Results:
+    """Rows and predictions of all seeds, with a progress bar on a terminal."""
+    # What one network costs per epoch is 1; an ensemble of M costs about M.
+    total = config.seeds * config.epochs * config.members * (3 + len(config.taus))
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(f"training, {config.seeds} seeds", total=total)
+        seeds = [(config, seed) for seed in range(config.seeds)]
+        done = run_jobs(_one_seed, seeds, config.workers, lambda c: progress.advance(task, c))
+        for found, kept in done:
+            rows += found
+            tensors |= kept
+    return rows, tensors
 
 
-def _one_seed(config: DemoConfig, seed: int, costs: Any) -> Results:
-    """A worker process: all methods on one seed."""
-    warnings.simplefilter("ignore")  # what libraries tell each other was told in the main process
-    torch.set_num_threads(1)
-    return _Trial(config, seed, costs.put).run()
+def _one_seed(given: tuple[DemoConfig, int], advance: Callable[[float], None]) -> Results:
+    """All methods on one seed."""
+    config, seed = given
+    return _Trial(config, seed, advance).run()
 
 
 class _Trial:
@@ -250,7 +199,7 @@ class _Trial:
 
     def _network(self, index: int) -> nn.Module:
         """A network with initial weights of its own; number 0 is also the base of the ensembles."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed(index))
             return build_backbone("digits", width=self.config.width)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +20,10 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import DataError, RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
-from sigmanens.lab.config import ModelConfig, TrainConfig
+from sigmanens.lab.config import TrainConfig
 from sigmanens.lab.data import ImageSet, load_images
 from sigmanens.lab.digits import Labelled
+from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits, tempered
 from sigmanens.lab.runs import Run, environment, read_config, read_metrics
@@ -54,20 +56,29 @@ def train_run(
         torch.set_num_threads(config.threads)
     run = Run(out, config.to_dict(), resume)
     begin = time.perf_counter()
-    train, data, classes = _load(config, training=True)
-    assert train is not None
-    torch.manual_seed(config.seed)
-    base = _base(config.model, len(classes))
+    try:
+        train, data, classes = _load(config, training=True)
+        assert train is not None
+        base = _base(config, len(classes))
+        diversity = Diversity(**vars(config.diversity)) if config.penalised else None
+        trial = _convert(base, config)  # what cannot work shows before anything is trained
+        if diversity is not None:
+            diversity(trial)
+        del trial
+    except BaseException:
+        run.discard()
+        raise
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
 
     def fit(name: str, network: nn.Module, loss_fn: EnsembleLoss) -> TrainingResult:
+        terminal = sys.stdout.isatty()
         if bar:
             print(f"training {name}", flush=True)
-        folder = run.path(f"training/{name}")
         return train_network(
-            network, train, config.recipe, loss_fn, seed=config.seed, folder=folder, bar=bar
-        )
+            network, train, config.recipe, loss_fn, seed=config.seed,
+            folder=run.path(f"training/{name}"), bar=bar and terminal, lines=bar and not terminal,
+        )  # fmt: skip
 
     def measure(
         method: str,
@@ -107,24 +118,14 @@ def train_run(
     if "single_finetuned" in config.controls:
         tuned = SeparateNetworks([copy.deepcopy(base)])
         measure("single_finetuned", tuned, fit("single_finetuned", tuned, EnsembleLoss()).seconds)
-    history: list[dict[str, float]] = []
-    penalised = config.diversity.weight > 0 and config.ensemble.members > 1
-    for control in ("sigmanens_lambda0", "sigmanens"):
-        if control == "sigmanens_lambda0" and control not in config.controls:
-            continue
-        ensemble = _convert(base, config)
-        diversity = None
-        if control == "sigmanens" and penalised:
-            diversity = Diversity(**vars(config.diversity))
-        done = fit(control, ensemble, EnsembleLoss(diversity=diversity))
-        history = done.history
-        measure(
-            control if diversity is not None or control != "sigmanens" else "sigmanens_lambda0",
-            ensemble,
-            done.seconds,
-            tau=None if diversity is None else diversity.tau,
-            weight=None if diversity is None else diversity.weight,
-        )
+    if "sigmanens_lambda0" in config.controls:
+        free = _convert(base, config)
+        measure("sigmanens_lambda0", free, fit("sigmanens_lambda0", free, EnsembleLoss()).seconds)
+    ensemble = _convert(base, config)
+    method = _method(config)
+    done = fit(method, ensemble, EnsembleLoss(diversity=diversity))
+    tau, weight = (None, None) if diversity is None else (diversity.tau, diversity.weight)
+    measure(method, ensemble, done.seconds, tau=tau, weight=weight)
     temperature = rows[-1]["temperature"]
     ensemble.temperature.fill_(temperature)
     size = ensemble.save_pretrained(run.path("checkpoint")).stat().st_size
@@ -143,13 +144,14 @@ def train_run(
             "ood": {name: len(pictures) for name, pictures in data.ood.items()},
         },
         "rows": rows,
-        "history": history,
+        "history": done.history,
         "checkpoint_bytes": size,
         "choice": None,
     }
+    metrics = to_json(metrics)
     run.write_predictions(tensors)
+    write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
-    write_report(read_metrics(run.folder), run.path("report.html"))
     shutil.rmtree(run.path("training"), ignore_errors=True)
     return metrics
 
@@ -160,12 +162,8 @@ def load_run(folder: Path) -> tuple[SigmaEnsemble, TrainConfig]:
     Raises:
         RunError: if the folder holds no finished training. CheckpointError: if it does not fit.
     """
-    config = TrainConfig.from_dict(read_config(folder))
-    if not (folder / "checkpoint").is_dir():
-        raise RunError(f"{folder} holds no checkpoint: its training did not finish")
-    _, _, classes = _load(config, training=False)
-    base = _base(config.model, len(classes))
-    return sigmanens.load(folder / "checkpoint", base=base), config
+    ensemble, config, _ = _restore(folder)
+    return ensemble, config
 
 
 def evaluate_run(folder: Path, *, members: int | None = None, command: str = "") -> dict[str, Any]:
@@ -178,31 +176,38 @@ def evaluate_run(folder: Path, *, members: int | None = None, command: str = "")
 
     Returns:
         an object like ``metrics.json`` with one row.
+
+    Raises:
+        RunError, CheckpointError: as :func:`load_run`. InputError: if members is not 1 to M.
     """
     stored = read_metrics(folder)
-    ensemble, config = load_run(folder)
-    _, data, _ = _load(config, training=False)
+    ensemble, _, data = _restore(folder)
     last = stored["rows"][-1]
-
-    def logits(images: Tensor) -> Tensor:
-        parts = [
-            ensemble.predict(part, members=members).member_log_probs for part in images.split(256)
-        ]
-        return torch.cat(parts, 1)
-
     row, _ = evaluate(
-        logits,
+        member_logits(ensemble, members=members),
         data,
         method=last["method"],
-        network=ensemble,
-        members=members or ensemble.num_members,
+        network=ensemble if members is None else None,
+        members=ensemble.num_members if members is None else members,
         params=parameters(ensemble),
         tau=last["tau"],
         weight=last["weight"],
         seed=last["seed"],
     )
     kept = {k: stored[k] for k in ("version", "preset", "data", "choice")}
-    return kept | {"command": command, "environment": environment(), "rows": [row]}
+    found = kept | {"command": command, "environment": environment(), "rows": [row]}
+    return to_json(found)
+
+
+def _restore(folder: Path) -> tuple[SigmaEnsemble, TrainConfig, EvaluationData]:
+    """The ensemble of a run, its configuration, and what it is measured on."""
+    stored = read_config(folder)
+    if not (folder / "checkpoint").is_dir():
+        raise RunError(f"{folder} holds no checkpoint: it is no finished run of 'sigmanens train'")
+    config = TrainConfig.from_dict(stored)
+    _, data, classes = _load(config, training=False)
+    base = _base(config, len(classes))
+    return sigmanens.load(folder / "checkpoint", base=base), config, data
 
 
 def _load(
@@ -223,11 +228,11 @@ def _load(
     else:
         validation, test = test.split(c.holdout, c.seed)
     train = images(c.train_split, c.limit) if training else None
-    if train is not None and train.classes != test.classes:
-        raise DataError(
-            f"the splits {c.train_split!r} and {c.test_split!r} of {c.source} have different "
-            "classes"
-        )
+    for split, other in ((c.train_split, train), (c.validation_split, validation)):
+        if other is not None and other.classes != test.classes:
+            raise DataError(
+                f"the splits {split!r} and {c.test_split!r} of {c.source} have different classes"
+            )
     others = {
         name: load_images(
             source, c.test_split, channels=c.channels, size=test.images.shape[-1],
@@ -243,8 +248,12 @@ def _labelled(images: ImageSet) -> Labelled:
     return Labelled(images.normalized(), images.labels)
 
 
-def _base(model: ModelConfig, classes: int) -> nn.Module:
-    network = build_backbone(model.name, **({"num_classes": classes} | model.options))
+def _base(config: TrainConfig, classes: int) -> nn.Module:
+    """The network before its conversion; where it is random, by the seed alone."""
+    model = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = build_backbone(model.name, **({"num_classes": classes} | model.options))
     return load_weights(network, model.weights) if model.weights else network
 
 
@@ -252,3 +261,10 @@ def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:
     generator = torch.Generator().manual_seed(config.seed)
     options: Mapping[str, Any] = vars(config.ensemble)
     return convert(base, generator=generator, **options)
+
+
+def _method(config: TrainConfig) -> str:
+    """What the ensemble is called in ``metrics.json``."""
+    if config.ensemble.scale == "linear":
+        return "film"
+    return "sigmanens" if config.penalised else "sigmanens_lambda0"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +13,13 @@ from torch import Tensor, nn
 
 from sigmanens import measures
 from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.errors import NonFiniteError
+from sigmanens.errors import InputError, NonFiniteError
 from sigmanens.evaluation import intervals, metrics, ood
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
 from sigmanens.evaluation.summary import summarize
 from sigmanens.lab.digits import Labelled
 from sigmanens.prediction import log_mean_exp
+from sigmanens.selection import as_ensemble
 
 __all__ = ["EvaluationData", "MemberLogits", "evaluate", "member_logits", "tempered"]
 
@@ -41,14 +44,33 @@ class EvaluationData:
     corruption: Mapping[str, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
-def member_logits(network: nn.Module, batch: int = 256) -> MemberLogits:
-    """Evaluate a network batch by batch, in evaluation mode, without gradients."""
+def member_logits(network: nn.Module, batch: int = 256, members: int | None = None) -> MemberLogits:
+    """Evaluate a network batch by batch, in evaluation mode, without gradients.
+
+    Args:
+        network: maps x (B, C, H, W) to member logits (M, B, K).
+        batch: pictures in a pass.
+        members: run the first k members of a SigmaEnsemble only.
+
+    Returns:
+        a function of pictures (N, C, H, W), which raises NonFiniteError for NaN logits.
+
+    Raises:
+        InputError: if ``members`` is not 1 to M, or the network is no SigmaEnsemble.
+    """
     device = next(network.parameters()).device
+    active: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if members is not None:
+        ensemble = as_ensemble(network)
+        if not 1 <= members <= ensemble.num_members:
+            raise InputError(f"members is {members}; expected 1 to {ensemble.num_members}")
+        active = partial(ensemble.axis.only, 0, members)
 
     @torch.no_grad()
     def run(images: Tensor) -> Tensor:
         network.eval()
-        parts = [network(part.to(device)).float().cpu() for part in images.split(batch)]
+        with active():
+            parts = [network(part.to(device)).float().cpu() for part in images.split(batch)]
         logits = torch.cat(parts, 1)
         if not bool(torch.isfinite(logits).all()):
             raise NonFiniteError(
@@ -61,13 +83,18 @@ def member_logits(network: nn.Module, batch: int = 256) -> MemberLogits:
 
 
 def tempered(logits: MemberLogits, validation: Labelled) -> MemberLogits:
-    """The averaged prediction with a temperature fitted on held-out data, as if one network's."""
-    held_out = log_mean_exp(torch.log_softmax(logits(validation.images), 2))
-    temperature = fit_temperature(held_out, validation.labels)
+    """One network's logits divided by a temperature fitted on held-out data (arXiv 1706.04599).
+
+    Raises:
+        InputError: for an ensemble, whose temperature is applied to the averaged distribution.
+    """
+    held_out = logits(validation.images)
+    if len(held_out) != 1:
+        raise InputError(f"tempered got logits of {len(held_out)} members; expected one network")
+    temperature = fit_temperature(torch.log_softmax(held_out[0], 1), validation.labels)
 
     def run(images: Tensor) -> Tensor:
-        averaged = log_mean_exp(torch.log_softmax(logits(images), 2))
-        return apply_temperature(averaged, temperature).unsqueeze(0)
+        return logits(images) / temperature
 
     return run
 

@@ -6,8 +6,8 @@ results, so that a folder that has it is a finished run.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import platform
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ from torch import Tensor
 
 import sigmanens
 from sigmanens.checkpoint import write_atomic
-from sigmanens.errors import RunError
+from sigmanens.errors import ConfigError, RunError
+from sigmanens.lab.plain import to_json
 
 __all__ = ["Run", "environment", "read_config", "read_metrics"]
 
@@ -38,30 +39,48 @@ class Run:
 
     Raises:
         RunError: if the folder holds a run already, or, under ``resume``, a finished one or one of
-            another configuration.
+            another configuration; or if it cannot be written to.
+        ConfigError: if the configuration holds anything but plain types.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], resume: bool = False) -> None:
         self.folder = Path(folder)
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        present = [f for f in _FILES if (self.folder / f).exists()]
+        try:
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        except yaml.YAMLError as e:
+            raise ConfigError(
+                f"the configuration cannot be stored as YAML: {e}. Use numbers, strings, lists and "
+                "dicts only"
+            ) from e
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"--out {self.folder} is a file; expected a folder, new or empty")
+        present = [f for f in _FILES if (self.folder / f).exists()]
+        finished = "metrics.json" in present
+        if resume and finished:
+            raise RunError(f"the run in {self.folder} is finished: there is nothing to resume")
         if present and not resume:
             raise RunError(
-                f"{self.folder} holds a run already ({', '.join(present)}). Give another --out, or "
-                "continue it with --resume if it was interrupted"
+                f"{self.folder} holds {'a' if finished else 'an unfinished'} run already "
+                f"({', '.join(present)}). Give another --out"
+                + ("" if finished else ", continue a training with --resume, or remove the folder")
             )
-        if resume:
-            if (self.folder / "metrics.json").exists():
-                raise RunError(f"the run in {self.folder} is finished: there is nothing to resume")
-            stored = self.folder / "config.yaml"
-            if stored.exists() and stored.read_text(encoding="utf-8") != text:
-                raise RunError(
-                    f"the run in {self.folder} was started with another configuration; resume it "
-                    f"with --config {stored}"
-                )
+        stored = self.folder / "config.yaml"
+        if stored.exists() and read_config(self.folder) != yaml.safe_load(text):
+            raise RunError(
+                f"the run in {self.folder} was started with another configuration; resume it "
+                f"with --config {stored}"
+            )
+        self._new_folder = not self.folder.exists()
+        self._new_config = not stored.exists()
         self._write("config.yaml", text.encode())
+
+    def discard(self) -> None:
+        """Take back what the constructor wrote, where nothing came of the run."""
+        if self._new_config:
+            (self.folder / "config.yaml").unlink(missing_ok=True)
+        if self._new_folder:
+            with contextlib.suppress(OSError):  # it holds something by now
+                self.folder.rmdir()
 
     def path(self, name: str) -> Path:
         """Path of a file or folder of the run."""
@@ -74,7 +93,7 @@ class Run:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``; numbers that are not finite become null."""
-        text = json.dumps(_plain(metrics), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(to_json(metrics), indent=1, ensure_ascii=False, allow_nan=False)
         self._write("metrics.json", (text + "\n").encode())
 
     def _write(self, name: str, payload: bytes) -> None:
@@ -132,16 +151,6 @@ def _read(folder: Path, name: str, parse: Any) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise RunError(f"{path} does not hold a mapping: it was altered")
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value
 
 
 def _cpu() -> str:

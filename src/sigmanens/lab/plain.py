@@ -1,0 +1,78 @@
+"""Between the lab's objects and the plain types that YAML and JSON files hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sigmanens.errors import ConfigError
+
+__all__ = ["from_plain", "to_json"]
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """The same with string keys, lists, numbers of 9 digits, and null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value
+
+
+def from_plain(cls: type[T], data: Any) -> T:
+    """A dataclass, whose fields may be dataclasses, from the mapping ``asdict`` makes of it.
+
+    Raises:
+        ConfigError: for an unknown key, or a value that is not of its field's type; both are named.
+    """
+    return _build(cls, data, "")
+
+
+def _build(cls: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"the configuration has {data!r} at {where.rstrip('.') or 'its top'}; expected keys "
+            "with values"
+        )
+    hints = get_type_hints(cls)
+    known = {f.name for f in fields(cls)}
+    unknown = sorted((k for k in data if k not in known), key=str)
+    if unknown:
+        raise ConfigError(
+            f"the configuration has an unknown key {where}{unknown[0]}; known here: "
+            f"{', '.join(sorted(known))}"
+        )
+    values = {}
+    for key, value in data.items():
+        if is_dataclass(hints[key]):
+            value = _build(hints[key], value, f"{where}{key}.")
+        elif not _fits(value, hints[key]):
+            kind = getattr(hints[key], "__name__", None) or str(hints[key])
+            raise ConfigError(f"{where}{key} is {value!r}; expected {kind}")
+        values[key] = value
+    return cls(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value as YAML gives it is of the type that a field is declared with."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, h) for h in inner)
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(_fits(v, inner[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, Mapping) and all(
+            isinstance(k, str) and _fits(v, inner[1]) for k, v in value.items()
+        )
+    if hint is Any:
+        return True
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)

@@ -1,0 +1,347 @@
+"""Training of pictures in memory: repeatable to the bit, also through an interruption."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("lightning")
+
+import lightning as L
+from tests.lab.small import digits, distance, ensemble, equal, network, penalised, single, snapshot
+
+from sigmanens import EnsembleLoss, SigmaEnsemble, diversity
+from sigmanens.baselines import SeparateNetworks
+from sigmanens.errors import DataError, NonFiniteError, RunError
+from sigmanens.lab.digits import Labelled
+from sigmanens.lab.training import Recipe, members_of, parameters, train_network
+
+DATA = digits(48)
+RECIPE = Recipe(epochs=3, batch_size=20, lr=0.05, flip_crop=1)
+
+
+def folded() -> SigmaEnsemble:
+    return ensemble(schedule="folded")
+
+
+def sequential() -> SigmaEnsemble:
+    return ensemble(schedule="sequential")
+
+
+def dropout() -> SeparateNetworks:
+    torch.manual_seed(5)
+    return SeparateNetworks(
+        [
+            nn.Sequential(
+                nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5),
+                nn.Linear(16, 10),
+            )
+        ]
+    )  # fmt: skip
+
+
+class Stop(RuntimeError):
+    """The machine goes down."""
+
+
+class StopAt(EnsembleLoss):
+    """The loss, until the machine goes down at one of its calls."""
+
+    def __init__(self, call: int, like: EnsembleLoss) -> None:
+        super().__init__(diversity=like.diversity)
+        self.left = call
+
+    def task(self, logits: Tensor, y: Tensor, **options: Any) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise Stop
+        return super().task(logits, y, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_fn", "calls"),
+    [(folded, penalised(), 3), (sequential, penalised(), 6), (dropout, EnsembleLoss(), 3)],
+    ids=["folded", "sequential", "dropout"],
+)
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(
+    tmp_path: Path,
+    make: Callable[[], nn.Module],
+    loss_fn: EnsembleLoss,
+    calls: int,
+    epoch: int,
+) -> None:
+    whole = make()
+    done = train_network(whole, DATA, RECIPE, loss_fn, seed=3)
+    broken = StopAt(calls * epoch + calls // 2, loss_fn)  # in the middle of the next epoch
+    with pytest.raises(Stop):
+        train_network(make(), DATA, RECIPE, broken, seed=3, folder=tmp_path)
+    torch.manual_seed(99)  # nothing may hang on what was drawn in between
+    again = make()
+    resumed = train_network(again, DATA, RECIPE, loss_fn, seed=3, folder=tmp_path)
+    assert equal(snapshot(again), snapshot(whole))
+    assert resumed.history == done.history
+    assert [entry["epoch"] for entry in done.history] == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
+    first = folded()
+    done = train_network(first, DATA, RECIPE, penalised(), folder=tmp_path)
+    second = folded()
+    again = train_network(second, DATA, RECIPE, StopAt(0, penalised()), folder=tmp_path)
+    assert equal(snapshot(first), snapshot(second))
+    assert again.history == done.history
+    assert again.seconds >= done.seconds
+
+
+def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sigmanens.lab.training.time.perf_counter", lambda: now[0])
+
+    def tick() -> None:
+        now[0] += 10
+
+    with pytest.raises(Stop):
+        train_network(folded(), DATA, RECIPE, StopAt(4, penalised()), folder=tmp_path, advance=tick)
+    now[0] += 5000  # the night
+    resumed = train_network(folded(), DATA, RECIPE, penalised(), folder=tmp_path, advance=tick)
+    assert resumed.seconds == 30
+
+
+def test_the_seed_decides() -> None:
+    networks = []
+    for seed in (1, 1, 2):
+        networks.append(folded())
+        train_network(networks[-1], DATA, RECIPE, penalised(), seed=seed)
+    first, same, other = (snapshot(n) for n in networks)
+    assert equal(first, same)
+    assert distance(first, other) > 1e-3
+
+
+def seen(make: Callable[[], nn.Module], seed: int, recipe: Recipe, **options: Any) -> Tensor:
+    """The pictures of all epochs, in the order in which a training shows them."""
+    shown: list[Tensor] = []
+    model = make()
+    inner = model.network if isinstance(model, SigmaEnsemble) else model
+    members = members_of(model) if isinstance(model, SigmaEnsemble) else 1
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        shown.append(inputs[0].chunk(members)[0].clone())
+
+    handle = inner.register_forward_pre_hook(keep)
+    try:
+        train_network(model, DATA, recipe, EnsembleLoss(), seed=seed, **options)
+    finally:
+        handle.remove()
+    return torch.cat(shown)
+
+
+def test_order_and_augmentation_depend_on_seed_and_epoch_only() -> None:
+    recipe = Recipe(epochs=2, batch_size=20, lr=0.01, flip_crop=1)
+    one = seen(single, 1, recipe)
+    assert torch.equal(one, seen(dropout, 1, recipe))
+    # The first batch of an ensemble is shown more often: folding is checked on it.
+    assert torch.equal(one, seen(folded, 1, recipe)[-len(one) :])
+    assert not torch.equal(one, seen(single, 2, recipe))
+    assert len(one) == 96
+    assert not torch.equal(one[:48], one[48:])
+
+
+def test_an_epoch_shows_every_picture_once() -> None:
+    shown = seen(single, 1, Recipe(epochs=2, batch_size=20, lr=0.01))
+    for part in shown.split(48):
+        assert sorted(part.flatten(1).tolist()) == sorted(DATA.images.flatten(1).tolist())
+        assert not torch.equal(part, DATA.images)
+
+
+def test_random_numbers_of_the_caller_are_left_alone() -> None:
+    model = dropout()
+    before = torch.get_rng_state()
+    train_network(model, DATA, Recipe(epochs=1), EnsembleLoss(), seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("make", [folded, sequential])
+def test_half_precision_and_channels_last(make: Callable[[], SigmaEnsemble]) -> None:
+    exact, half = make(), make()
+    begin = snapshot(exact)
+    recipe = Recipe(epochs=1, batch_size=20, lr=0.01)
+    train_network(exact, DATA, recipe, penalised())
+    other = Recipe(epochs=1, batch_size=20, lr=0.01, precision="bf16-mixed", channels_last=True)
+    train_network(half, DATA, other, penalised())
+    assert all(p.dtype == torch.float32 for p in half.parameters())
+    conv = half.network.layer1[0].conv1.weight
+    assert conv.is_contiguous(memory_format=torch.channels_last)
+    moved = distance(begin, snapshot(exact))
+    apart = distance(snapshot(exact), snapshot(half))
+    assert 0 < apart < 0.5 * moved
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
+def test_one_member_at_a_time_trains_the_same_network(schedule: str) -> None:
+    recipe = Recipe(epochs=2, batch_size=16, lr=0.02, schedule=schedule)
+    together, apart = folded(), sequential()
+    begin = snapshot(together)
+    assert equal(begin, snapshot(apart))
+    a = train_network(together, DATA, recipe, penalised())
+    b = train_network(apart, DATA, recipe, penalised())
+    assert distance(begin, snapshot(together)) > 0.1
+    assert distance(snapshot(together), snapshot(apart)) < 2e-3
+    assert [e["lr"] for e in a.history] == [e["lr"] for e in b.history]
+    for entry, other in zip(a.history, b.history, strict=True):
+        assert entry == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+def test_history_tells_the_scales_of_each_epoch() -> None:
+    model = folded()
+    before = diversity.cosine(model, "auto")
+    done = train_network(model, DATA, RECIPE, penalised())
+    keys = {"epoch", "loss", "task", "penalty", "lr", "cosine", "owners", "saturation"}
+    assert [set(entry) for entry in done.history] == [keys] * 3
+    last = done.history[-1]
+    assert last["cosine"] == diversity.cosine(model, "auto") != before
+    assert last["owners"] == diversity.owners(model)
+    assert last["saturation"] == diversity.saturation(model)
+    assert all(e["loss"] == pytest.approx(e["task"] + e["penalty"]) for e in done.history)
+    alone = train_network(single(), DATA, Recipe(epochs=1), EnsembleLoss()).history
+    assert [set(entry) for entry in alone] == [{"epoch", "loss", "task", "lr"}]
+
+
+def test_training_learns_and_leaves_evaluation_mode() -> None:
+    data = digits(200)
+    model = folded()
+    recipe = Recipe(epochs=12, batch_size=40, lr=0.2, weight_decay=0.0)
+    done = train_network(model, data, recipe, EnsembleLoss())
+    assert not model.training
+    assert done.history[-1]["task"] < 0.6 * done.history[0]["task"]
+    right = (model.predict(data.images).labels == data.labels).float().mean()
+    assert right > 0.7
+
+
+def test_unusable_pictures_are_named() -> None:
+    empty = Labelled(DATA.images[:0], DATA.labels[:0])
+    with pytest.raises(DataError, match="training set is empty"):
+        train_network(single(), empty, RECIPE, EnsembleLoss())
+    images = DATA.images.clone()
+    images[7, 0, 3, 3] = float("nan")
+    with pytest.raises(DataError, match="NaN or infinite"):
+        train_network(single(), Labelled(images, DATA.labels), RECIPE, EnsembleLoss())
+
+
+@pytest.mark.parametrize("make", [folded, sequential])
+def test_a_loss_that_explodes_stops_the_training(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(NonFiniteError, match="learning rate that is too high"):
+        train_network(make(), DATA, Recipe(epochs=5, lr=1e20), EnsembleLoss())
+
+
+@pytest.mark.parametrize("make", [folded, sequential])
+def test_nothing_is_written_printed_or_warned_about(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    make: Callable[[], nn.Module],
+) -> None:
+    work, state = tmp_path / "work", tmp_path / "state"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    level = logging.getLogger("lightning.pytorch").level
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(Stop):
+            train_network(make(), DATA, RECIPE, StopAt(8, penalised()), folder=state)
+        train_network(make(), DATA, RECIPE, penalised(), folder=state)
+        train_network(make(), DATA, RECIPE, penalised())
+    assert [str(w.message) for w in caught] == []
+    assert capfd.readouterr() == ("", "")
+    assert list(work.iterdir()) == []
+    assert logging.getLogger("lightning.pytorch").level == level
+
+
+def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    train_network(single(), DATA, Recipe(epochs=2), EnsembleLoss(), lines=True)
+    assert capsys.readouterr().out == "epoch 1 of 2\nepoch 2 of 2\n"
+    train_network(single(), DATA, Recipe(epochs=2), EnsembleLoss(), bar=True)
+    assert "Epoch 1" in capsys.readouterr().out
+
+
+def test_ctrl_c_comes_through_and_the_finished_epoch_is_kept(tmp_path: Path) -> None:
+    epochs = 0
+
+    def interrupt() -> None:
+        nonlocal epochs
+        epochs += 1
+        if epochs == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_network(folded(), DATA, RECIPE, penalised(), folder=tmp_path, advance=interrupt)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    whole, again = folded(), folded()
+    train_network(whole, DATA, RECIPE, penalised())
+    epochs = 10
+    train_network(again, DATA, RECIPE, penalised(), folder=tmp_path, advance=interrupt)
+    assert epochs == 12
+    assert equal(snapshot(whole), snapshot(again))
+
+
+def test_a_full_disk_leaves_the_state_of_the_epoch_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = L.Trainer.save_checkpoint
+    calls = 0
+
+    def fill(self: L.Trainer, filepath: Path, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            filepath.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, filepath, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(L.Trainer, "save_checkpoint", fill)
+        with pytest.raises(RunError, match=r"No space left on device.*free space and resume"):
+            train_network(folded(), DATA, RECIPE, penalised(), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    whole, again = folded(), folded()
+    train_network(whole, DATA, RECIPE, penalised())
+    done = train_network(again, DATA, RECIPE, penalised(), folder=tmp_path)
+    assert equal(snapshot(whole), snapshot(again))
+    assert len(done.history) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "other"])
+def test_a_damaged_state_is_named(tmp_path: Path, damage: str) -> None:
+    train_network(single(), DATA, Recipe(epochs=1), EnsembleLoss(), folder=tmp_path)
+    state = tmp_path / "last.ckpt"
+    payload = state.read_bytes()
+    parts = {"truncated": payload[: len(payload) // 2], "empty": b"", "other": b"hello" * 100}
+    state.write_bytes(parts[damage])
+    with pytest.raises(RunError, match=r"last\.ckpt cannot be read.*Remove it"):
+        train_network(single(), DATA, Recipe(epochs=1), EnsembleLoss(), folder=tmp_path)
+
+
+def test_parameters_count_what_is_trained_or_could_be() -> None:
+    model = ensemble(members=3, train="members")
+    base = sum(p.numel() for p in network().parameters())
+    norms = sum(p.numel() for m in network().modules() if isinstance(m, nn.BatchNorm2d)
+                for p in m.parameters())  # fmt: skip
+    heads = 3 * (2 * 8 + 8 * 10 + 10) - (8 * 10 + 10)
+    assert parameters(model) == base - norms + 3 * norms // 2 + heads
+    assert members_of(model) == 3
+    assert members_of(single()) == 1
