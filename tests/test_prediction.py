@@ -156,7 +156,7 @@ def test_logits_are_found_in_results() -> None:
     for result in (t, (t, 1), [t], {"logits": t}, Outcome(t, t * 2)):
         assert logits_of(result) is t
     for result in ({"scores": t}, (), (1, t), None, "logits"):
-        with pytest.raises(InputError, match="in which no logits were found"):
+        with pytest.raises(InputError, match="no logits were found"):
             logits_of(result)
 
 
@@ -178,3 +178,8 @@ def test_a_class_dimension_that_is_none_is_named(class_dim):
 def test_one_logit_is_refused_rather_than_certain():
     with pytest.raises(sn.errors.InputError, match="one class"):
         sn.Prediction.from_logits(torch.randn(3, 4, 1))
+
+
+def test_segmentation_networks_call_their_logits_out():
+    z = torch.randn(2, 3, 4, 4)
+    assert logits_of({"out": z, "aux": z + 1}) is z

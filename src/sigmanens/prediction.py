@@ -37,6 +37,8 @@ def log_mean_exp(x: Tensor, dim: int = 0) -> Tensor:
 def logits_of(output: Any) -> Tensor:
     """Logits in a network's result: itself, its ``.logits`` or ``["logits"]``, or its first item.
 
+    ``["out"]`` is what torchvision's segmentation networks call them.
+
     Raises:
         InputError: if the result holds no such tensor.
     """
@@ -44,13 +46,14 @@ def logits_of(output: Any) -> Tensor:
         return output
     logits = getattr(output, "logits", None)
     if logits is None and isinstance(output, dict):
-        logits = output.get("logits")
+        logits = output.get("logits", output.get("out"))
     if logits is None and isinstance(output, (tuple, list)) and output:
         logits = output[0]
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"the network returned a {type(output).__name__} in which no logits were found; "
-            "expected a tensor, an object or mapping with 'logits', or a tuple starting with them"
+            f"no logits were found in what the network returned, of type {type(output).__name__}; "
+            "expected a tensor, an object or mapping with 'logits' (or 'out'), or a tuple starting "
+            "with them"
         )
     return logits
 

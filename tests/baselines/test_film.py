@@ -110,6 +110,8 @@ def test_a_pretrained_base_keeps_its_function() -> None:
     assert (film.report.init, film.report.head) == ("preserve", "copy")
     for member in film(X):
         torch.testing.assert_close(member, expected, rtol=1e-4, atol=1e-5)
+    assert film.network[1].shift.shape == (3, 6)
+    assert film.network[1].shift.requires_grad
     first, second = film.network[1].scale.detach()[:2]
     assert not torch.equal(first, second)
     with torch.no_grad():

@@ -152,6 +152,16 @@ def test_two_workers_give_the_same_numbers(
     assert all(torch.equal(stored[k], expected[k]) for k in stored)
 
 
+def test_every_seed_and_every_separate_network_starts_on_its_own() -> None:
+    trials = [demo._Trial(TINY, seed, lambda cost: None) for seed in (0, 1)]
+    starts = [trial._network(i).conv1.weight for trial in trials for i in (0, 1)]
+    for i, first in enumerate(starts):
+        assert not any(torch.equal(first, other) for other in starts[i + 1 :])
+    assert torch.equal(trials[1]._network(0).conv1.weight, starts[2])
+    pictures = [trial.train.images for trial in trials]
+    assert not torch.equal(pictures[0], pictures[1])
+
+
 def test_a_demo_that_fails_leaves_the_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,14 @@ def test_a_run_can_be_repeated(scratch: Done, tmp_path: Path) -> None:
     assert found["nll"] != scratch.rows["sigmanens"]["nll"]
 
 
+def test_controls_do_not_change_the_ensemble(scratch: Done, tmp_path: Path) -> None:
+    config = copy.deepcopy(scratch.config)
+    config.controls = []
+    alone = run(config, tmp_path / "alone")
+    assert without_times(alone.metrics["rows"]) == without_times(scratch.metrics["rows"])[-1:]
+    assert load_run(alone.folder)[0].report.init == "normal"
+
+
 @pytest.mark.parametrize("name", ["scratch", "pretrained"])
 def test_evaluating_a_run_gives_its_numbers(name: str, request: pytest.FixtureRequest) -> None:
     done: Done = request.getfixturevalue(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -230,14 +229,12 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C through: Lightning leaves Python with status 1 then, and ignores the signal."""
-    handler = signal.getsignal(signal.SIGINT)
+    """Let Ctrl-C through, of which Lightning makes an exit from Python with status 1."""
     try:
         yield
     except SystemExit as e:
         if not isinstance(e.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from e
 
 

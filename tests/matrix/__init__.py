@@ -1,0 +1,1 @@
+"""Networks of public libraries × what an ensemble has to do: the compatibility matrix."""
