@@ -100,9 +100,9 @@ def _replacements(
         place(name, lambda m, n=name: _sigma_norm(m, n, axis, plan, generator, like))  # type: ignore[misc]
     heads = tuple(f"{h}." for h in plan.heads)
     for entry in entries:
-        rule = rule_for(modules[entry.name])
         if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
             continue
+        rule = rule_for(modules[entry.name])  # a probe for some classes, so not for every entry
         if isinstance(rule, NormRule) and rule.keep is not None:
             place(
                 entry.name,

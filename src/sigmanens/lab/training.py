@@ -21,7 +21,6 @@ import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
 from torch import Tensor, nn
 
-from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import DataError, RunError
 from sigmanens.integrations.lightning import EnsembleModule
 from sigmanens.lab.config import Recipe
@@ -252,4 +251,4 @@ def parameters(network: nn.Module) -> int:
 
 def members_of(network: nn.Module) -> int:
     """M of an ensemble or a rival."""
-    return network.num_members if isinstance(network, SigmaEnsemble) else int(network.num_members)  # type: ignore[arg-type]
+    return int(network.num_members)  # type: ignore[arg-type]
