@@ -1,4 +1,4 @@
-"""The command line: ``sigmanens demo | train | evaluate``.
+"""The command line: ``sigmanens demo | train | evaluate | bench``.
 
 Exit status 0; 2 for wrong usage, be it an option or a configuration file; 1 for a failure; 130 when
 interrupted. The reason is one line.
@@ -21,7 +21,8 @@ os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 from jsonargparse import ArgumentParser, Namespace
 
 from sigmanens import __version__
-from sigmanens.errors import ConfigError, SigmaNensError
+from sigmanens.errors import ConfigError, RunError, SigmaNensError
+from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
 from sigmanens.lab.config import DemoConfig, TrainConfig
 
 __all__ = ["main"]
@@ -80,6 +81,45 @@ def evaluate(config: Namespace, command: str) -> None:
         Console().print(console_table(metrics))
 
 
+def bench(config: Namespace, command: str) -> None:
+    """Train σN-Ens and its rivals under one recipe, and compare them with intervals."""
+    from rich.console import Console
+
+    from sigmanens.lab.bench.runner import run_bench
+    from sigmanens.lab.report import console_table, verdict
+
+    plain = config.as_dict()
+    for key in ("config", "out", "resume", "remeasure", "dry_run"):
+        plain.pop(key, None)
+    given = BenchConfig.from_dict(plain)
+    console = Console()
+    if config.dry_run:
+        from sigmanens.lab.bench.cost import cost_table
+
+        console.print(cost_table(given))
+        return
+    if config.out is None:
+        raise ConfigError("--out DIR is missing: the folder for the study, new or empty")
+    out = Path(config.out)
+    metrics = run_bench(
+        given, out, resume=config.resume, remeasure=config.remeasure, command=command,
+        console=console,
+    )  # fmt: skip
+    console.print(console_table(metrics))
+    said = verdict(metrics)
+    console.print(f"\n[bold]{said.headline}[/bold]")
+    for line in said.lines:
+        console.print(f"• {line}")
+    print(f"Report: {out / 'report.html'}")
+    failed = metrics["failures"]
+    if failed:
+        key, reason = next(iter(failed.items()))
+        raise RunError(
+            f"{len(failed)} trainings failed and are not in the results; the first, {key}: "
+            f"{reason}. --resume tries them again"
+        )
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="sigmanens",
@@ -109,18 +149,52 @@ def _parser() -> ArgumentParser:
     sub.add_argument("--members", type=int | None, default=None, help="first k members only")
     sub.add_argument("--json", action="store_true", help="print the row as JSON")
     commands.add_subcommand("evaluate", sub, help=evaluate.__doc__)
+
+    sub = ArgumentParser(
+        description=bench.__doc__, usage="sigmanens bench --preset NAME --out DIR [options]"
+    )
+    sub.add_argument("--config", action="config", help="YAML file with any of these options")
+    sub.add_argument("--out", type=str | None, default=None, help="folder, new or empty")
+    sub.add_argument("--resume", action="store_true", help="continue an unfinished study")
+    sub.add_argument(
+        "--remeasure", action="store_true", help="with --resume: measure all networks again"
+    )
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print what every training would cost; no training"
+    )
+    sub.epilog = f"--preset NAME stands for the YAML file of one of: {', '.join(PRESETS)}."
+    sub.add_class_arguments(BenchConfig)
+    commands.add_subcommand("bench", sub, help=bench.__doc__)
     return parser
+
+
+def _with_presets(arguments: list[str]) -> list[str]:
+    """``--preset NAME`` as ``--config FILE``."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, name = argument.partition("=")
+        if flag != "--preset":
+            found.append(argument)
+            continue
+        name = name if equals else next(rest, "")
+        found += ["--config", str(preset_path(name))]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see the module's text for the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["sigmanens", *arguments])
-    config: Any = _parser().parse_args(arguments)
+    try:
+        config: Any = _parser().parse_args(_with_presets(arguments))
+    except ConfigError as e:
+        print(f"sigmanens: {e}", file=sys.stderr)
+        return 2
     # Libraries deprecate one another; a user can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    run = {"demo": demo, "train": train, "evaluate": evaluate}[config.command]
+    run = {"demo": demo, "train": train, "evaluate": evaluate, "bench": bench}[config.command]
     try:
         run(config[config.command], command)
     except SigmaNensError as e:

@@ -52,16 +52,20 @@ class DataConfig:
         train_split: split to train on.
         test_split: split to report on.
         validation_split: split for the temperature and every choice; none: ``holdout`` of test.
-        holdout: share of the test split that is set apart for choices when there is no validation
-            split; metrics come from the rest.
+        validation_from_train: take so many pictures of the training split, never trained on, as
+            validation pictures; the test split then stays whole.
+        holdout: share of the test split that is set apart for choices when there are no other
+            validation pictures; metrics come from the rest.
         channels: 3 or 1.
         size: height and width to resize to.
         mean: channels' means of pixels in [0, 1].
         std: channels' standard deviations.
         limit: take only so many training pictures, drawn with ``seed``.
         test_limit: likewise of the test split.
-        ood: out-of-distribution sets, by name: hub names or folders, of which the split called
-            ``test_split`` is taken at the size of the test pictures.
+        ood: out-of-distribution sets, by name: hub names or folders, taken at the size of the test
+            pictures.
+        ood_splits: their splits, where those are not called like ``test_split``.
+        ood_without: classes of theirs to leave out, because they are classes of the data as well.
         ood_limit: take only so many pictures of each.
         seed: of these draws and of the split.
     """
@@ -70,6 +74,7 @@ class DataConfig:
     train_split: str = "train"
     test_split: str = "test"
     validation_split: str | None = None
+    validation_from_train: int | None = None
     holdout: float = 0.5
     channels: int = 3
     size: int | None = None
@@ -78,6 +83,8 @@ class DataConfig:
     limit: int | None = None
     test_limit: int | None = None
     ood: dict[str, str] = field(default_factory=dict)
+    ood_splits: dict[str, str] = field(default_factory=dict)
+    ood_without: dict[str, list[str]] = field(default_factory=dict)
     ood_limit: int | None = 2000
     seed: int = 0
 

@@ -18,10 +18,11 @@ from sigmanens.baselines import SeparateNetworks
 from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.errors import DataError, RunError
+from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.config import TrainConfig
-from sigmanens.lab.data import ImageSet, load_images
+from sigmanens.lab.data import ImageSet
+from sigmanens.lab.data.sets import load_sets
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
@@ -214,34 +215,10 @@ def _load(
     config: TrainConfig, training: bool
 ) -> tuple[Labelled | None, EvaluationData, tuple[str, ...]]:
     """Training, validation and test pictures, normalised; training ones only if wanted."""
-    c = config.data
-
-    def images(split: str, limit: int | None) -> ImageSet:
-        return load_images(
-            c.source, split, channels=c.channels, size=c.size, mean=c.mean, std=c.std,
-            limit=limit, seed=c.seed,
-        )  # fmt: skip
-
-    test = images(c.test_split, c.test_limit)
-    if c.validation_split is not None:
-        validation = images(c.validation_split, None)
-    else:
-        validation, test = test.split(c.holdout, c.seed)
-    train = images(c.train_split, c.limit) if training else None
-    for split, other in ((c.train_split, train), (c.validation_split, validation)):
-        if other is not None and other.classes != test.classes:
-            raise DataError(
-                f"the splits {split!r} and {c.test_split!r} of {c.source} have different classes"
-            )
-    others = {
-        name: load_images(
-            source, c.test_split, channels=c.channels, size=test.images.shape[-1],
-            mean=c.mean, std=c.std, limit=c.ood_limit, seed=c.seed,
-        ).normalized()
-        for name, source in c.ood.items()
-    }  # fmt: skip
-    data = EvaluationData(_labelled(validation), _labelled(test), others)
-    return None if train is None else _labelled(train), data, test.classes
+    sets = load_sets(config.data, training)
+    others = {name: images.normalized() for name, images in sets.ood.items()}
+    data = EvaluationData(_labelled(sets.validation), _labelled(sets.test), others)
+    return None if sets.train is None else _labelled(sets.train), data, sets.classes
 
 
 def _labelled(images: ImageSet) -> Labelled:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Run:
         folder: made if missing.
         config: what was asked, plain types; stored as ``config.yaml``.
         resume: continue an unfinished run of the same configuration.
+        extendable: keys of the configuration that may differ under ``resume``; a run that has any
+            may be continued after it was finished.
 
     Raises:
         RunError: if the folder holds a run already, or, under ``resume``, a finished one or one of
@@ -43,7 +45,13 @@ class Run:
         ConfigError: if the configuration holds anything but plain types.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], resume: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        resume: bool = False,
+        extendable: Collection[str] = (),
+    ) -> None:
         self.folder = Path(folder)
         try:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
@@ -56,7 +64,7 @@ class Run:
             raise RunError(f"--out {self.folder} is a file; expected a folder, new or empty")
         present = [f for f in _FILES if (self.folder / f).exists()]
         finished = "metrics.json" in present
-        if resume and finished:
+        if resume and finished and not extendable:
             raise RunError(f"the run in {self.folder} is finished: there is nothing to resume")
         if present and not resume:
             raise RunError(
@@ -65,7 +73,9 @@ class Run:
                 + ("" if finished else ", continue a training with --resume, or remove the folder")
             )
         stored = self.folder / "config.yaml"
-        if stored.exists() and read_config(self.folder) != yaml.safe_load(text):
+        if stored.exists() and not _same(
+            read_config(self.folder), yaml.safe_load(text), extendable
+        ):
             raise RunError(
                 f"the run in {self.folder} was started with another configuration; resume it "
                 f"with --config {stored}"
@@ -137,6 +147,12 @@ def read_metrics(folder: Path) -> dict[str, Any]:
         RunError: if the run is missing, unfinished or damaged.
     """
     return dict(_read(folder, "metrics.json", json.loads))
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any], extendable: Collection[str]) -> bool:
+    """Whether two configurations are equal but for some keys."""
+    first, second = ({k: v for k, v in c.items() if k not in extendable} for c in (a, b))
+    return first == second
 
 
 def _read(folder: Path, name: str, parse: Any) -> Mapping[str, Any]:

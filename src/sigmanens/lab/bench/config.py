@@ -1,0 +1,209 @@
+"""What a study can be told: each field is an option of ``sigmanens bench`` and a YAML key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sigmanens.errors import ConfigError
+from sigmanens.lab.config import (
+    DataConfig,
+    DiversityConfig,
+    EnsembleConfig,
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+)
+from sigmanens.lab.plain import from_plain
+
+__all__ = ["METHODS", "PRESETS", "BenchConfig", "MeasureConfig", "Variant", "preset_path"]
+
+METHODS = (
+    "separate",
+    "mc_dropout",
+    "laplace",
+    "norm_tuning",
+    "heads_only",
+    "fixed_masks",
+    "film",
+    "batchensemble",
+    "packed",
+    "masksembles",
+    "mimo",
+    "lora_ensemble",
+    "sigmanens_lambda0",
+    "sigmanens",
+)
+"""What can be trained. "separate" trains M networks and gives the rows single, single_temperature
+and deep_ensemble; on pretrained weights also single_finetuned."""
+
+_FOLDER = Path(__file__).parent / "presets"
+PRESETS = tuple(sorted(p.stem for p in _FOLDER.glob("*.yaml")))
+
+
+def preset_path(name: str) -> Path:
+    """The YAML file of a preset.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return _FOLDER / f"{name}.yaml"
+
+
+@dataclass
+class MeasureConfig:
+    """What is measured besides the test pictures.
+
+    Attributes:
+        corruptions: kinds of corruption, or "standard" (15) or "all" (19); none: not measured.
+        corruption_limit: corrupt only the first so many test pictures.
+        detailed_seeds: measure OOD sets and corruptions for the first so many seeds; none: all.
+        features: fit OOD scores on features as well (Mahalanobis, k-NN, ViM).
+        resamples: of each bootstrap interval.
+    """
+
+    corruptions: list[str] = field(default_factory=list)
+    corruption_limit: int = 2000
+    detailed_seeds: int | None = 1
+    features: bool = True
+    resamples: int = 500
+
+
+@dataclass
+class Variant:
+    """One more way to train a method, told apart in the results by its name.
+
+    Attributes:
+        method: which method it is a variant of.
+        change: dotted keys of this configuration with their other values, such as
+            ``{"recipe.scale_lr_mult": 10.0, "ensemble.shift": true}``.
+        taus: τ to train it at; none: those of the study.
+    """
+
+    method: str = "sigmanens"
+    change: dict[str, Any] = field(default_factory=dict)
+    taus: list[float] | None = None
+
+
+@dataclass
+class BenchConfig:
+    """One study of ``sigmanens bench``.
+
+    Attributes:
+        study: what the study is called in the results.
+        data: the pictures.
+        data_root: folder that holds the sets as folders, by the last part of their names; it
+            takes the place of hub names.
+        model: the network.
+        ensemble: the conversion; its ``members`` is M of every method.
+        diversity: the penalty; ``taus`` takes the place of its τ.
+        recipe: the training, the same for all methods.
+        methods: what to train, see ``METHODS``.
+        options: further arguments of a method's builder, by method.
+        taus: temperatures τ of "sigmanens".
+        weights: λ of "sigmanens"; none: that of ``diversity``.
+        members: numbers of members, one after the other; none: that of ``ensemble``.
+        variants: further trainings, by name.
+        seeds: one training of everything for each.
+        measure: what is measured.
+        workers: trainings side by side, each in a process with one CPU thread.
+    """
+
+    study: str = "study"
+    data: DataConfig = field(default_factory=DataConfig)
+    data_root: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    diversity: DiversityConfig = field(default_factory=DiversityConfig)
+    recipe: Recipe = field(default_factory=Recipe)
+    methods: list[str] = field(
+        default_factory=lambda: ["separate", "sigmanens_lambda0", "sigmanens"]
+    )
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    taus: list[float] = field(default_factory=lambda: [0.1, 0.5, 2.0])
+    weights: list[float] | None = None
+    members: list[int] | None = None
+    variants: dict[str, Variant] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    workers: int = 1
+
+    def check(self) -> None:
+        """Raise ConfigError for values that no part could use, before anything is loaded."""
+        self.training().check()
+        unknown = [m for m in self.methods if m not in METHODS]
+        unknown += [v.method for v in self.variants.values() if v.method not in METHODS]
+        if unknown:
+            raise ConfigError(f"methods names {unknown[0]!r}; expected any of {', '.join(METHODS)}")
+        stray = sorted(set(self.options) - set(METHODS))
+        if stray:
+            raise ConfigError(f"options has {stray[0]!r}, which is none of {', '.join(METHODS)}")
+        for key in ("methods", "seeds"):
+            values = getattr(self, key)
+            if not values or len(set(values)) < len(values):
+                raise ConfigError(f"{key} is {values}; expected at least one, each once")
+        if "sigmanens" in self.methods and (
+            not self.taus or len(set(self.taus)) < len(self.taus) or min(self.taus) <= 0
+        ):
+            raise ConfigError(f"taus is {self.taus}; expected at least one τ > 0, each once")
+        if self.members is not None and (not self.members or min(self.members) < 1):
+            raise ConfigError(f"members is {self.members}; expected numbers of at least 1")
+        if self.weights is not None and (not self.weights or min(self.weights) < 0):
+            raise ConfigError(f"weights is {self.weights}; expected λ of at least 0")
+        if self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; expected at least 1")
+        if self.measure.corruption_limit < 1 or self.measure.resamples < 1:
+            raise ConfigError("measure.corruption_limit and measure.resamples must be at least 1")
+        for name in self.variants:
+            self.changed(name)
+
+    def training(self) -> TrainConfig:
+        """The same as a configuration of one training."""
+        return TrainConfig(
+            self.data, self.model, self.ensemble, self.diversity, self.recipe, threads=1
+        )
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the methods start from trained weights."""
+        return bool(self.model.weights or self.model.options.get("pretrained"))
+
+    def changed(self, variant: str) -> BenchConfig:
+        """The configuration of a variant; "" is this one.
+
+        Raises:
+            ConfigError: if the variant is unknown or changes a key that does not exist.
+        """
+        if not variant:
+            return self
+        if variant not in self.variants:
+            raise ConfigError(f"there is no variant {variant!r}: {', '.join(self.variants)}")
+        plain = self.to_dict()
+        for dotted, value in self.variants[variant].change.items():
+            *path, last = dotted.split(".")
+            place: Any = plain
+            for step in path:
+                place = place.get(step) if isinstance(place, Mapping) else None
+            if not isinstance(place, dict) or (last not in place and path[:1] != ["options"]):
+                raise ConfigError(f"variant {variant!r} changes {dotted!r}, which does not exist")
+            place[last] = value
+        return BenchConfig.from_dict(plain)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, as in the YAML file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BenchConfig:
+        """Inverse of :meth:`to_dict`; unknown keys and values of another type raise ConfigError."""
+        plain = dict(data)
+        given = plain.get("variants") or {}
+        variants = {str(k): from_plain(Variant, v or {}) for k, v in given.items()}
+        plain["variants"] = {}
+        config = from_plain(cls, plain)
+        config.variants = variants
+        return config

@@ -1,0 +1,94 @@
+"""One ``metrics.json`` from the folders of a study's trainings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.paired import paired
+from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.bench.work import load_material
+from sigmanens.lab.plain import to_json
+from sigmanens.lab.runs import environment
+
+__all__ = ["choose", "gather"]
+
+_CRITERION = "validation nll_calibrated"
+
+
+def gather(
+    config: BenchConfig,
+    finished: Mapping[Trial, Path],
+    failures: Mapping[str, str],
+    command: str,
+) -> dict[str, Any]:
+    """Everything the finished trainings measured, the choice among σN-Ens and what failed.
+
+    Args:
+        config: the study.
+        finished: folders of the finished trainings.
+        failures: why the others failed, by key.
+        command: the command line, for the record.
+    """
+    rows: list[dict[str, Any]] = []
+    histories: dict[str, Any] = {}
+    for trial, folder in finished.items():
+        found = json.loads((folder / "rows.json").read_text(encoding="utf-8"))["rows"]
+        for row in found:
+            history = row.pop("epochs", None)
+            if history and trial.seed == config.seeds[0]:
+                histories[trial.key] = history
+            rows.append(row)
+    choice = choose(rows)
+    return to_json(
+        {
+            "version": 1,
+            "preset": config.study,
+            "command": command,
+            "environment": environment() | {"threads": 1},
+            "seconds": sum(row["train_seconds"] or 0.0 for row in rows if _counts(row)),
+            "data": dict(load_material(config, config.seeds[0]).names),
+            "rows": rows,
+            "histories": histories,
+            "choice": choice,
+            "paired": paired(finished, rows, choice),
+            "failures": dict(failures),
+        }
+    )
+
+
+def choose(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The σN-Ens with the lowest temperature-scaled NLL on validation data, mean over seeds.
+
+    Variants take no part, and a setting that lacks a seed another has takes none either.
+    """
+    scores: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if row["method"] == "sigmanens" and not row.get("variant"):
+            setting = (row["tau"], row["members"], row["weight"])
+            scores.setdefault(setting, []).append(row["validation"]["nll_calibrated"])
+    if not scores:
+        return None
+    most = max(len(v) for v in scores.values())
+    means = {s: sum(v) / len(v) for s, v in scores.items() if len(v) == most}
+    tau, members, weight = min(means, key=lambda s: means[s])
+    several = len({s[1:] for s in means}) > 1
+    listed = ", ".join(
+        f"τ={s[0]:g}{f' M={s[1]} λ={s[2]:g}' if several else ''}: {value:.3f}"
+        for s, value in sorted(means.items())
+    )
+    return {
+        "criterion": _CRITERION,
+        "tau": tau,
+        "members": members,
+        "weight": weight,
+        "reason": listed,
+    }
+
+
+def _counts(row: Mapping[str, Any]) -> bool:
+    """Whether a row's training seconds are its own, not those of another row's networks."""
+    return row["method"] not in ("single", "single_temperature", "single_finetuned")

@@ -1,0 +1,152 @@
+"""How each method is built and trained: one function a method, all under the study's recipe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sigmanens import baselines
+from sigmanens.baselines import SeparateNetworks
+from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.rows import MemberLogits, member_logits, tempered
+from sigmanens.lab.training import members_of
+
+__all__ = ["BUILDERS", "Outcome", "train_method"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained method, ready to be measured.
+
+    Attributes:
+        method: its name in ``metrics.json``.
+        network: maps pictures to member logits.
+        seconds: of training, all its networks together; None for one that was not trained here.
+        logits: what it answers, where that is not the network's own logits.
+        history: of the epochs.
+        extra: further keys of its row.
+    """
+
+    method: str
+    network: nn.Module
+    seconds: float | None
+    logits: MemberLogits | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+Builder = Callable[[Workshop], nn.Module]
+
+
+def _heads_only(shop: Workshop) -> nn.Module:
+    return baselines.heads_only(
+        shop.base(), shop.members, head=shop.config.ensemble.head, generator=shop.generator(),
+        **shop.options,
+    )  # fmt: skip
+
+
+def _fixed_masks(shop: Workshop) -> nn.Module:
+    return baselines.fixed_masks(
+        shop.base(), shop.members, head=shop.config.ensemble.head, generator=shop.generator(),
+        schedule=shop.config.ensemble.schedule, **shop.options,
+    )  # fmt: skip
+
+
+def _film(shop: Workshop) -> nn.Module:
+    return shop.convert(scale="linear", shift=True, **shop.options)
+
+
+def _rival(name: str) -> Builder:
+    """A rival that takes a network and M, and draws from PyTorch's own generator if at all."""
+
+    def build(shop: Workshop) -> nn.Module:
+        import torch
+
+        base = shop.base()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(shop.seed())
+            made: nn.Module = getattr(baselines, name)(base, shop.members, **shop.options)
+        return made
+
+    return build
+
+
+BUILDERS: dict[str, Builder] = {
+    "sigmanens": lambda shop: shop.convert(**shop.options),
+    "sigmanens_lambda0": lambda shop: shop.convert(**shop.options),
+    "film": _film,
+    "heads_only": _heads_only,
+    "fixed_masks": _fixed_masks,
+    "mc_dropout": _rival("mc_dropout"),
+    "batchensemble": _rival("batch_ensemble"),
+    "packed": _rival("packed_ensemble"),
+    "masksembles": _rival("masksembles"),
+    "mimo": _rival("mimo"),
+    "lora_ensemble": _rival("lora_ensemble"),
+    "norm_tuning": lambda shop: baselines.norm_tuning(shop.base(), **shop.options),
+}
+"""From a workshop to the untrained network of a method."""
+
+
+def train_method(shop: Workshop) -> Iterator[Outcome]:
+    """Train the method of a trial; "separate" gives several outcomes.
+
+    Raises:
+        what building and training raise.
+    """
+    method = shop.trial.method
+    if method == "separate":
+        yield from _separate(shop)
+        return
+    if method == "laplace":
+        yield from _laplace(shop)
+        return
+    network = BUILDERS[method](shop)
+    done = shop.fit(network, diversity=shop.diversity(), cost=shop.members)
+    yield Outcome(method, network, done.seconds, history=done.history)
+
+
+def _separate(shop: Workshop) -> Iterator[Outcome]:
+    """M networks, each trained alone; the first also stands for itself, and with a temperature."""
+    validation = shop.material.data.validation
+    networks: list[nn.Module] = []
+    seconds: list[float] = []
+    history: list[dict[str, float]] = []
+    if shop.config.pretrained:
+        base = SeparateNetworks([shop.base()])
+        yield Outcome("single", base, None)
+        yield Outcome("single_temperature", base, None, tempered(member_logits(base), validation))
+    for i in range(shop.members):
+        network = copy.deepcopy(shop.base(i))
+        done = shop.fit(SeparateNetworks([network]), index=i, name=f"network{i}")
+        networks.append(network)
+        seconds.append(done.seconds)
+        history = history or done.history
+    typical = sorted(seconds)[len(seconds) // 2]
+    one = SeparateNetworks(networks[:1])
+    if shop.config.pretrained:
+        yield Outcome("single_finetuned", one, typical, history=history)
+    else:
+        yield Outcome("single", one, typical, history=history)
+        logits = tempered(member_logits(one), validation)
+        yield Outcome("single_temperature", one, typical, logits)
+    for count in sorted({*(shop.config.members or []), shop.members} - {1}):
+        if count <= shop.members:
+            yield Outcome("deep_ensemble", SeparateNetworks(networks[:count]), typical * count)
+
+
+def _laplace(shop: Workshop) -> Iterator[Outcome]:
+    """One network, then the posterior of its last layer around it."""
+    network = shop.base()
+    seconds = None
+    if not shop.config.pretrained:
+        seconds = shop.fit(SeparateNetworks([network]), name="network0").seconds
+    train = shop.material.train
+    around = baselines.laplace(network, **shop.options)
+    around.fit(train.images, train.labels)
+    assert members_of(around) >= 1
+    yield Outcome("laplace", around, seconds)

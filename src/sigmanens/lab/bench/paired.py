@@ -1,0 +1,96 @@
+"""The chosen σN-Ens against every other method, on the same test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sigmanens.evaluation import apply_temperature
+from sigmanens.evaluation.intervals import bootstrap
+from sigmanens.lab.bench.trials import Trial
+from sigmanens.prediction import log_mean_exp
+
+__all__ = ["paired"]
+
+Setting = tuple[Any, ...]
+
+
+def paired(
+    finished: Mapping[Trial, Path],
+    rows: list[dict[str, Any]],
+    choice: Mapping[str, Any] | None,
+) -> list[dict[str, Any]]:
+    r"""Differences of NLL, ours less theirs, with a 95 % bootstrap interval over test examples.
+
+    The difference of an example is averaged over the seeds both have, where these share their test
+    examples; else the examples of all seeds are pooled. The interval then covers which examples
+    were drawn, not which seeds: for that, see the spread over seeds.
+
+    Args:
+        finished: folders of the trainings.
+        rows: theirs.
+        choice: which σN-Ens is ours; None: no comparison.
+    """
+    if choice is None:
+        return []
+    losses = _losses(finished, rows)
+    ours = ("sigmanens", choice["members"], choice["tau"], choice["weight"], None)
+    found = []
+    for setting, theirs in losses.items():
+        if setting == ours or ours not in losses:
+            continue
+        seeds = [s for s in losses[ours] if s in theirs]
+        if not seeds:
+            continue
+        for metric in ("nll", "nll_calibrated"):
+            gaps = [losses[ours][s][metric] - theirs[s][metric] for s in seeds]
+            same = all(torch.equal(losses[ours][s]["labels"], losses[ours][seeds[0]]["labels"])
+                       for s in seeds)  # fmt: skip
+            gap = torch.stack(gaps).mean(0) if same else torch.cat(gaps)
+            interval = bootstrap(torch.mean, gap)
+            method, members, tau, weight, variant = setting
+            found.append(
+                {
+                    "against": method, "members": members, "tau": tau, "weight": weight,
+                    "variant": variant, "metric": metric, "seeds": len(seeds),
+                    "value": interval.value, "low": interval.low, "high": interval.high,
+                    "n": interval.n, "level": interval.level,
+                }
+            )  # fmt: skip
+    return found
+
+
+def _losses(
+    finished: Mapping[Trial, Path], rows: list[dict[str, Any]]
+) -> dict[Setting, dict[int, dict[str, Tensor]]]:
+    """−log p of each test example, as predicted and with the fitted temperature, by setting."""
+    by_trial: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        by_trial.setdefault((row["seed"], row.get("variant")), []).append(row)
+    found: dict[Setting, dict[int, dict[str, Tensor]]] = {}
+    for trial, folder in finished.items():
+        tensors = load_file(folder / "predictions.safetensors")
+        labels = tensors["labels"]
+        for row in by_trial.get((trial.seed, trial.variant or None), []):
+            name = f"{row['method']}_m{row['members']}.member_log_probs"
+            same = (row["tau"], row["weight"]) == (trial.tau, trial.weight)
+            if name not in tensors or not same:
+                continue
+            mean = log_mean_exp(tensors[name].double())
+            scaled = apply_temperature(mean, row["temperature"])
+            setting = (row["method"], row["members"], row["tau"], row["weight"], row.get("variant"))
+            found.setdefault(setting, {})[trial.seed] = {
+                "nll": _picked(mean, labels),
+                "nll_calibrated": _picked(scaled, labels),
+                "labels": labels,
+            }
+    return found
+
+
+def _picked(log_probs: Tensor, labels: Tensor) -> Tensor:
+    return -log_probs.gather(1, labels[:, None])[:, 0]

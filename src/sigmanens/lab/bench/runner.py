@@ -1,0 +1,157 @@
+"""Run the trainings of a study, each a folder of its own; what is finished is never done twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from sigmanens.checkpoint import write_atomic
+from sigmanens.errors import RunError, SigmaNensError
+from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.gather import gather
+from sigmanens.lab.bench.measure import measure_outcome
+from sigmanens.lab.bench.methods import train_method
+from sigmanens.lab.bench.trials import Trial, trials_of
+from sigmanens.lab.bench.work import Workshop, load_material
+from sigmanens.lab.plain import to_json
+from sigmanens.lab.report import write_report
+from sigmanens.lab.runs import Run
+from sigmanens.lab.workers import run_jobs
+
+__all__ = ["EXTENDABLE", "Job", "run_bench", "run_trial"]
+
+EXTENDABLE = (
+    "data_root", "measure", "members", "methods", "seeds", "taus", "variants", "weights", "workers",
+)  # fmt: skip
+"""Keys of the configuration that may change when a study is resumed."""
+
+Job = tuple[dict[str, Any], Trial, str]
+"""A configuration in plain types, a trial of it, and the trial's folder."""
+Execute = Callable[[list[Job], Callable[[float], None]], list[str]]
+"""Runs jobs, telling the cost of what is done; the errors, "" for what went well."""
+
+
+def run_bench(
+    config: BenchConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    remeasure: bool = False,
+    command: str = "",
+    console: Console | None = None,
+    execute: Execute | None = None,
+) -> dict[str, Any]:
+    """Train and measure everything a study asks for, and write its folder.
+
+    Args:
+        config: the study.
+        out: its folder; each training has a folder under ``trials``.
+        resume: go on with a study: trainings that are finished are kept, those that were
+            interrupted go on at their last finished epoch, those that failed are tried again. The
+            configuration is the same, but for what adds or leaves out trainings.
+        remeasure: under ``resume``, measure all trained networks again.
+        command: the command line, for the record.
+        console: where progress is printed; the terminal by default.
+        execute: runs the trainings; by default here, ``config.workers`` side by side.
+
+    Returns:
+        what ``metrics.json`` holds. A training that failed is one of its ``failures``.
+
+    Raises:
+        ConfigError: for a study that no part could run. RunError: if the folder holds a run
+            already, or every training failed.
+    """
+    config.check()
+    console = console or Console()
+    run = Run(out, config.to_dict(), resume, extendable=EXTENDABLE)
+    trials = trials_of(config)
+    try:
+        load_material(config, config.seeds[0])  # what cannot be read shows before any training
+    except BaseException:
+        run.discard()
+        raise
+    folders = {t: run.path("trials") / t.key for t in trials}
+    if remeasure:
+        for folder in folders.values():
+            (folder / "rows.json").unlink(missing_ok=True)
+    todo = [t for t in trials if not (folders[t] / "rows.json").exists()]
+    jobs: list[Job] = [(config.to_dict(), t, str(folders[t])) for t in todo]
+    if len(todo) < len(trials):
+        console.print(f"{len(trials) - len(todo)} of {len(trials)} trainings are finished already")
+    execute = execute or (lambda js, advance: run_jobs(run_trial, js, config.workers, advance))
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        total = config.recipe.epochs * sum(t.members for t in todo)
+        task = p.add_task(f"{len(todo)} trainings", total=total)
+        if jobs:
+            execute(jobs, lambda cost: p.advance(task, cost))
+    finished = {t: folders[t] for t in trials if (folders[t] / "rows.json").exists()}
+    failures = {t.key: _last_line(folders[t] / "error.txt") for t in trials if t not in finished}
+    if not finished:
+        key, reason = next(iter(failures.items()))
+        raise RunError(f"every training failed; the first, {key}: {reason}")
+    metrics = gather(config, finished, failures, command)
+    write_report(metrics, run.path("report.html"))
+    run.write_metrics(metrics)
+    return metrics
+
+
+def run_trial(job: Job, advance: Callable[[float], None]) -> str:
+    """Train and measure one trial, and write its folder; "" or why it failed.
+
+    The folder holds ``rows.json``, written last, and ``predictions.safetensors``; or ``error.txt``.
+    """
+    plain, trial, place = job
+    folder = Path(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "error.txt").unlink(missing_ok=True)
+    try:
+        _do(BenchConfig.from_dict(plain), trial, folder, advance)
+    except Exception as e:
+        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        known = isinstance(e, SigmaNensError)
+        return str(e) if known else f"{type(e).__name__}: {e}"
+    return ""
+
+
+def _do(config: BenchConfig, trial: Trial, folder: Path, advance: Callable[[float], None]) -> None:
+    changed = config.changed(trial.variant)
+    material = load_material(changed, trial.seed)
+    shop = Workshop(changed, trial, material, folder, advance)
+    place = config.seeds.index(trial.seed)
+    few = config.measure.detailed_seeds
+    rows: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for outcome in train_method(shop):
+        row, kept = measure_outcome(shop, outcome, detailed=few is None or place < few)
+        name = f"{row['method']}_m{row['members']}"
+        rows.append(row)
+        tensors |= {f"{name}.{k}": v for k, v in kept.items() if "labels" not in k}
+        tensors |= {k: v for k, v in kept.items() if "labels" in k}
+    payload = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    write_atomic(folder / "predictions.safetensors", save_tensors(payload))
+    found: Mapping[str, Any] = {"trial": asdict(trial), "rows": rows}
+    text = json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(folder / "rows.json", (text + "\n").encode())
+    shutil.rmtree(folder / "training", ignore_errors=True)
+
+
+def _last_line(path: Path) -> str:
+    """The error itself, from a traceback."""
+    if not path.exists():
+        return "it ended before it could say why"
+    lines = path.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1] if lines else "unknown"

@@ -1,0 +1,79 @@
+"""Which trainings a study consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sigmanens.lab.bench.config import BenchConfig
+
+__all__ = ["Trial", "trials_of"]
+
+_ONE = ("norm_tuning",)
+"""Methods of a single network, which do not depend on M."""
+
+
+@dataclass(frozen=True, order=True)
+class Trial:
+    """One training of a study.
+
+    Attributes:
+        seed: of data order, weights and scales.
+        method: a name of ``METHODS``.
+        members: M.
+        tau, weight: of the penalty; None for methods without one.
+        variant: a name of the study's variants, or "".
+    """
+
+    seed: int
+    method: str
+    members: int
+    tau: float | None = None
+    weight: float | None = None
+    variant: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of its folder: what tells it apart from the others."""
+        parts = [self.method, f"m{self.members}"]
+        parts += [f"tau{self.tau:g}"] if self.tau is not None else []
+        parts += [f"weight{self.weight:g}"] if self.weight is not None else []
+        parts += [self.variant] if self.variant else []
+        return "-".join([*parts, f"seed{self.seed}"])
+
+
+def trials_of(config: BenchConfig) -> list[Trial]:
+    """All trainings of a study, seed by seed, so that one seed is whole before the next begins."""
+    members = config.members or [config.ensemble.members]
+    found: dict[Trial, None] = {}
+    for seed in config.seeds:
+        for method in config.methods:
+            for count in members:
+                if count == 1 and method != "separate":
+                    continue  # one member of anything is one network
+                if method in _ONE and count != members[-1]:
+                    continue
+                found.update(dict.fromkeys(_settings(config, method, count, seed, config.taus)))
+        for name, variant in config.variants.items():
+            changed = config.changed(name)
+            taus = variant.taus if variant.taus is not None else config.taus
+            count = changed.ensemble.members
+            found.update(dict.fromkeys(_settings(changed, variant.method, count, seed, taus, name)))
+    return list(found)
+
+
+def _settings(
+    config: BenchConfig,
+    method: str,
+    members: int,
+    seed: int,
+    taus: Sequence[float],
+    variant: str = "",
+) -> list[Trial]:
+    """One method at every τ and λ that apply to it."""
+    if method != "sigmanens":
+        return [Trial(seed, method, members, variant=variant)]
+    weights = [config.diversity.weight]
+    if config.weights is not None and not variant:
+        weights = config.weights
+    return [Trial(seed, method, members, t, w, variant) for w in weights for t in taus]

@@ -1,0 +1,124 @@
+"""The pictures of one run, as its configuration asks for them: trained, chosen and measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from sigmanens.errors import ConfigError, DataError
+from sigmanens.lab.config import DataConfig
+from sigmanens.lab.data.images import ImageSet
+from sigmanens.lab.data.loading import load_images
+
+__all__ = ["ImageSets", "load_sets", "without_classes"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSets:
+    """Pictures of one run, before normalisation.
+
+    Attributes:
+        train: to train on; None where it was not asked for.
+        validation: for the temperature and every choice.
+        test: for the reported numbers only.
+        ood: other things, by name.
+    """
+
+    train: ImageSet | None
+    validation: ImageSet
+    test: ImageSet
+    ood: Mapping[str, ImageSet] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.test.classes
+
+
+def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
+    """Load what a configuration names.
+
+    Args:
+        config: the sources, splits, sizes and draws.
+        training: whether the training pictures are wanted.
+
+    Raises:
+        DataError: if a source or split cannot be read, or its classes differ from the test split's.
+        ConfigError: if the configuration contradicts itself.
+    """
+    c = config
+    if c.validation_split is not None and c.validation_from_train is not None:
+        raise ConfigError(
+            "data.validation_split and data.validation_from_train are both given; expected one "
+            "place for the held-out pictures"
+        )
+
+    def images(split: str, limit: int | None) -> ImageSet:
+        return load_images(
+            c.source, split, channels=c.channels, size=c.size, mean=c.mean, std=c.std,
+            limit=limit, seed=c.seed,
+        )  # fmt: skip
+
+    train: ImageSet | None = None
+    test = images(c.test_split, c.test_limit)
+    if c.validation_from_train is not None:
+        held, limit = c.validation_from_train, c.limit
+        both = images(c.train_split, None if limit is None else limit + held)
+        if limit is None:
+            order = torch.randperm(len(both), generator=torch.Generator().manual_seed(c.seed))
+            both, limit = both.subset(order), len(both) - held
+        if held < 1 or limit < 1 or len(both) < limit + held:
+            raise ConfigError(
+                f"data.validation_from_train is {held} and data.limit {c.limit}, but split "
+                f"{c.train_split!r} has {len(both)} pictures to share between them"
+            )
+        train, validation = both.subset(slice(limit)), both.subset(slice(limit, limit + held))
+    elif c.validation_split is not None:
+        validation = images(c.validation_split, None)
+    else:
+        validation, test = test.split(c.holdout, c.seed)
+    if train is None and training:
+        train = images(c.train_split, c.limit)
+    for split, other in ((c.train_split, train), (c.validation_split, validation)):
+        if other is not None and other.classes != test.classes:
+            raise DataError(
+                f"the splits {split!r} and {c.test_split!r} of {c.source} have different classes"
+            )
+    unknown = sorted(set(c.ood_without) - set(c.ood))
+    if unknown:
+        raise ConfigError(
+            f"data.ood_without names {unknown[0]!r}, which data.ood does not: it has "
+            f"{', '.join(c.ood) or 'no set'}"
+        )
+    ood = {}
+    for name, source in c.ood.items():
+        drop = c.ood_without.get(name, [])
+        found = load_images(
+            source, c.ood_splits.get(name, c.test_split), channels=c.channels,
+            size=test.images.shape[-1], mean=c.mean, std=c.std,
+            limit=None if drop else c.ood_limit, seed=c.seed,
+        )  # fmt: skip
+        if drop:
+            found = without_classes(found, drop)
+            order = torch.randperm(len(found), generator=torch.Generator().manual_seed(c.seed))
+            found = found.subset(order[: c.ood_limit])
+        ood[name] = found
+    return ImageSets(train if training else None, validation, test, ood)
+
+
+def without_classes(images: ImageSet, names: list[str]) -> ImageSet:
+    """The pictures whose class is not named; the numbering of classes stays.
+
+    Raises:
+        ConfigError: if a name is no class of the set.
+    """
+    unknown = [n for n in names if n not in images.classes]
+    if unknown:
+        raise ConfigError(
+            f"{images.name} has no class {unknown[0]!r}; it has {len(images.classes)} classes, the "
+            f"first: {', '.join(images.classes[:5])}"
+        )
+    dropped = torch.tensor([images.classes.index(n) for n in names])
+    return images.subset(~torch.isin(images.labels, dropped))
