@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from sigmanens.checkpoint import write_atomic
 from sigmanens.convert import convert
@@ -257,7 +257,7 @@ class Workshop:
         done = self._train(network, index, name, diversity, cost)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {k: v.detach().cpu().clone() for k, v in network.state_dict().items()}
+            tensors = _plain(network.state_dict())
             told = json.dumps({"seconds": done.seconds, "history": done.history})
             write_atomic(kept, save_tensors(tensors, {"training": told}))
         return done
@@ -279,6 +279,11 @@ class Workshop:
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as a file holds them: on the CPU, in the usual memory format, none shared."""
+    return {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}
 
 
 def _load_trained(network: nn.Module, path: Path) -> TrainingResult:
