@@ -74,6 +74,7 @@ def test_every_trainable_parameter_is_in_one_group(options: dict[str, Any]) -> N
     assert all(g["params"] for g in groups)
 
 
+@pytest.mark.case("T4")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_only_weights_are_decayed(options: dict[str, Any]) -> None:
     ensemble = make(**options)
@@ -266,6 +267,7 @@ def test_decayed_scales_at_the_rate_of_weights_are_reported() -> None:
     )
 
 
+@pytest.mark.case("T4")
 def test_decay_alone_is_reported() -> None:
     ensemble = make(init="normal")
     groups = sn.param_groups(ensemble, 0.1)
@@ -327,3 +329,16 @@ def test_the_check_wants_an_ensemble() -> None:
     plain = nn.Linear(2, 2)
     with pytest.raises(InputError, match="got a Linear in the place of the ensemble"):
         sn.check_optimizer(plain, torch.optim.SGD(plain.parameters(), lr=0.1))  # type: ignore[arg-type]
+
+
+def test_a_network_may_spare_weights_of_its_own_from_decay() -> None:
+    """What ``no_weight_decay`` names, as timm's networks and BatchEnsemble do."""
+
+    class Spared(nn.Sequential):
+        def no_weight_decay(self) -> set[str]:
+            return {"0.weight"}
+
+    network = Spared(nn.Linear(3, 3), nn.Linear(3, 2))
+    groups = {g["name"]: g for g in sn.param_groups(network, lr=0.1, weight_decay=0.01)}
+    assert [id(p) for p in groups["decay"]["params"]] == [id(network[1].weight)]
+    assert id(network[0].weight) in {id(p) for p in groups["no_decay"]["params"]}

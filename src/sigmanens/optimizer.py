@@ -54,6 +54,7 @@ def param_groups(
         factors |= {n: float(scale_lr_mult) for n in factors if n.startswith("scales")}
     sets: dict[str, list[nn.Parameter]] = {n: [] for n in factors}
     scales = {id(m.logit): m for m in ensemble.modules() if isinstance(m, SigmaNorm)}
+    spared = _spared(ensemble)
     seen: set[int] = set()
     for module in ensemble.modules():
         for key, p in module.named_parameters(recurse=False):
@@ -62,7 +63,13 @@ def param_groups(
             seen.add(id(p))
             if id(p) in scales:
                 sets[_scale_group(scales[id(p)])].append(p)
-            elif p.dim() < 2 or is_norm(module) or isinstance(module, SigmaNorm) or key == "bias":
+            elif (
+                p.dim() < 2
+                or is_norm(module)
+                or isinstance(module, SigmaNorm)
+                or key == "bias"
+                or id(p) in spared
+            ):
                 sets["no_decay"].append(p)
             else:
                 sets["decay"].append(p)
@@ -79,6 +86,13 @@ def param_groups(
         for n, factor in factors.items()
         if sets[n]
     ]
+
+
+def _spared(network: nn.Module) -> set[int]:
+    """Parameters that a network names in ``no_weight_decay()``, as timm's and the rivals do."""
+    named = getattr(network, "no_weight_decay", None)
+    names = set(named()) if callable(named) else set()
+    return {id(p) for n, p in network.named_parameters() if n in names}
 
 
 def _scale_group(norm: SigmaNorm) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sigmanens import Diversity, EnsembleLoss, param_groups
 from sigmanens.baselines import film_ensemble
-from sigmanens.errors import DiversityError
+from sigmanens.errors import DiversityError, InputError
 
 X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
 
@@ -81,6 +81,17 @@ def test_scales_and_shifts_start_within_the_xavier_bound() -> None:
         assert float(drawn.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert not torch.equal(layer.scale, layer.shift)
     assert not torch.equal(layer.scale[0], layer.scale[1])
+
+
+def test_gain_widens_the_start() -> None:
+    plain, wide = (film_ensemble(dense(), 3, gain=g, generator=generator()) for g in (1.0, 2.5))
+    for ours, theirs in zip(plain.sigma_norms().values(), wide.sigma_norms().values(), strict=True):
+        assert torch.equal(2.5 * ours.scale, theirs.scale)
+        assert torch.equal(2.5 * ours.shift, theirs.shift)
+    with pytest.raises(InputError, match=r"gain is 2\.0, which would change the function"):
+        film_ensemble(randomise(dense()), 2, gain=2.0)
+    with pytest.raises(InputError, match="gain is 0; expected a number > 0"):
+        film_ensemble(dense(), 2, gain=0)
 
 
 def test_parameters() -> None:
