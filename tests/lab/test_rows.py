@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +17,26 @@ pytest.importorskip("lightning")
 from tests.lab.small import ensemble, network, penalised
 
 from sigmanens import EnsembleLoss, SigmaEnsemble, diversity
-from sigmanens.baselines import SeparateNetworks
-from sigmanens.errors import InputError, NonFiniteError
-from sigmanens.evaluation import intervals, metrics, ood
-from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.baselines import SeparateNetworks, mimo
+from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
+from sigmanens.evaluation import intervals, metrics, ood, risk
+from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
+from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
+from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.summary import summarize
+from sigmanens.evaluation.vim import ViM
+from sigmanens.features import head_weights, member_features
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
 from sigmanens.lab.report import console_table
 from sigmanens.lab.report.reading import read_study
-from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
+from sigmanens.lab.rows import (
+    EvaluationData,
+    evaluate,
+    feature_options,
+    feature_reader,
+    member_logits,
+    tempered,
+)
 from sigmanens.lab.training import Recipe, train_network
 from sigmanens.prediction import log_mean_exp
 
@@ -85,10 +98,17 @@ def test_row_equals_the_evaluation_functions(trained: SigmaEnsemble, data: Evalu
         "brier": metrics.brier(log_p, labels),
         "nll_calibrated": metrics.nll(scaled, labels),
         "ece_calibrated": metrics.ece(scaled, labels),
+        "nll_calibrated_2fold": calibrated_nll(log_p, labels),
+        "adaptive_ece": metrics.adaptive_ece(log_p, labels),
+        "classwise_ece": metrics.classwise_ece(log_p, labels),
+        "ece_debiased": metrics.ece_debiased(log_p, labels),
+        "sharpness": metrics.sharpness(log_p),
+        "aurc": risk.aurc(log_p, labels),
+        "eaurc": risk.eaurc(log_p, labels),
     }
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
     given = {"method": "sigmanens", "members": 3, "tau": 0.5, "weight": 0.01, "seed": 4,
-             "split": "test", "params": 7, "train_seconds": 1.5, "n": 300}  # fmt: skip
+             "split": "test", "params": 7, "train_seconds": 1.5, "n": 300, "bins": 15}  # fmt: skip
     assert {k: row[k] for k in given} == given
     assert row["validation"] == pytest.approx(
         {
@@ -106,10 +126,24 @@ def test_row_equals_the_evaluation_functions(trained: SigmaEnsemble, data: Evalu
     assert row["disagreement"] > 0
     bounds = intervals.bootstrap(metrics.nll, log_p, labels, resamples=200)
     assert row["intervals"]["nll"] == pytest.approx([bounds.low, bounds.high], rel=1e-5)
-    for name in ("accuracy", "nll", "ece", "nll_calibrated", "ece_calibrated"):
+    assert set(row["intervals"]) == {
+        "accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "ece_debiased",
+        "sharpness", "aurc", "eaurc", "nll_calibrated", "ece_calibrated",
+    }  # fmt: skip
+    for name in row["intervals"]:
         low, high = row["intervals"][name]
-        assert low <= row[name] <= high
+        assert low - 1e-6 <= row[name] <= high + 1e-6, name
     json.dumps(row, allow_nan=False)
+
+
+def test_every_key_of_a_row_is_explained(trained: SigmaEnsemble, data: EvaluationData) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    row = measured(trained, data)
+    named = set(re.findall(r"`([a-z_0-9]+)`", text))
+    assert row.keys() - named == set()
+    assert row["intervals"].keys() - named == set()
+    for score in row["ood_detail"]["photo_patches"].values():
+        assert score.keys() - named == set()
 
 
 def test_kept_tensors_give_the_row_again(trained: SigmaEnsemble, data: EvaluationData) -> None:
@@ -212,6 +246,17 @@ def test_report_reads_ood_and_corruption(trained: SigmaEnsemble, data: Evaluatio
     expected = {s: ood.auroc(inside[s], outside[s]) for s in inside}
     assert row["ood"]["photo_patches"] == pytest.approx(expected, abs=1e-4)
     assert expected["max_softmax"] > 0.5
+    for score, found in row["ood_detail"]["photo_patches"].items():
+        pair = inside[score], outside[score]
+        assert found == pytest.approx(
+            {
+                "n": 80,
+                "aupr_in": ood.aupr_in(*pair),
+                "aupr_out": ood.aupr_out(*pair),
+                "fpr95": ood.fpr_at_tpr(*pair),
+            },
+            abs=1e-4,
+        )
     levels = row["corruption"]["gaussian_noise"]
     assert list(levels) == ["1", "3", "5"]
     for severity, found in levels.items():
@@ -228,6 +273,87 @@ def test_report_reads_ood_and_corruption(trained: SigmaEnsemble, data: Evaluatio
     assert group.stat("ood", "photo_patches", "modulation").mean == expected["modulation"]
     assert group.stat("corruption", "gaussian_noise", "3", "nll").mean == levels["3"]["nll"]
     assert console_table({"version": 1, "rows": [row]}).row_count == 1
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_scores_of_features_stand_beside_those_of_logits(
+    many: bool, trained: SigmaEnsemble, single: SeparateNetworks, data: EvaluationData
+) -> None:
+    model: nn.Module = trained if many else single
+    train = digits_sets(train=200, validation=200, ood=1, seed=1).train
+    read, head = feature_reader(model, batch=64), head_weights(model)
+    plain = measured(model, data, members=len(head[0]))
+    row = measured(model, data, members=len(head[0]), features=read, train=train, head=head)
+    fitted = {
+        "mahalanobis": Mahalanobis().fit(read(train.images), train.labels),
+        "relative_mahalanobis": RelativeMahalanobis().fit(read(train.images), train.labels),
+        "knn": KNN().fit(read(train.images)),
+        "vim": ViM().fit(read(train.images), head=head),
+    }
+    for name, images in data.ood.items():
+        old, found = plain["ood"][name], dict(row["ood"][name])
+        inside, outside = read(data.test.images), read(images)
+        for key, score in fitted.items():
+            pair = score.score(inside), score.score(outside)
+            assert found.pop(key) == ood.auroc(*pair)
+            detail = row["ood_detail"][name][key]
+            assert detail["aupr_out"] == ood.aupr_out(*pair)
+            assert detail["member_auroc"] == [
+                ood.auroc(score.member_scores(inside)[m], score.member_scores(outside)[m])
+                for m in range(len(head[0]))
+            ]
+        assert found == old
+    (group,) = read_study({"version": 1, "rows": [row]}).groups
+    assert group.stat("ood", "uniform_noise", "knn").mean == row["ood"]["uniform_noise"]["knn"]
+    json.dumps(row, allow_nan=False)
+    for key in plain.keys() - {"ood", "ood_detail"}:
+        assert row[key] == plain[key], key
+
+
+def test_features_are_read_in_batches_and_need_training_pictures(
+    trained: SigmaEnsemble, data: EvaluationData
+) -> None:
+    read = feature_reader(trained, batch=64)
+    found = read(data.test.images)
+    assert found.shape == (3, 300, 8)
+    torch.testing.assert_close(found, member_features(trained, data.test.images))
+    with pytest.raises(InputError, match="features are given without train"):
+        measured(trained, data, features=read)
+    train = digits_sets(train=200, validation=200, ood=1, seed=1).train
+    weight, bias = head_weights(trained)
+    headless = measured(trained, data, features=read, train=train)
+    assert "vim" not in headless["ood"]["photo_patches"]
+    negative, _ = evaluate(
+        lambda x: member_logits(trained)(x) - 1e3, data, method="sigmanens", members=3, params=0,
+        features=read, train=train, head=(weight, bias - 1e3),
+    )  # fmt: skip
+    assert "vim" not in negative["ood"]["photo_patches"]
+    assert "mostly negative" in negative["ood_detail"]["photo_patches"]["vim"]["reason"]
+    assert set(negative["ood"]["photo_patches"]) == set(headless["ood"]["photo_patches"])
+
+
+def test_options_for_features_where_a_network_has_them(
+    trained: SigmaEnsemble, single: SeparateNetworks, data: EvaluationData
+) -> None:
+    train = digits_sets(train=200, validation=200, ood=1, seed=1).train
+    options = feature_options(trained, train, batch=64)
+    row = measured(trained, data, **options)
+    assert {"knn", "vim"} <= row["ood"]["photo_patches"].keys()
+    # A temperature is a factor on the logits and does no harm to a head; another head does.
+    cooled = tempered(member_logits(single), data.validation)
+    for logits, fits in ((cooled, True), (lambda x: plain(single, x).flip(2), False)):
+        found, _ = evaluate(
+            logits, data, method="single", members=1, params=0, **feature_options(single, train)
+        )
+        assert ("vim" in found["ood"]["photo_patches"]) == fits
+    reason = found["ood_detail"]["photo_patches"]["vim"]["reason"]
+    assert "differ from the network's" in reason
+    with pytest.warns(SigmaNensWarning, match="no OOD scores of features: the head was given 2"):
+        assert feature_options(mimo(network(), 2), train) == {}
+    conv = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(2))
+    with pytest.warns(SigmaNensWarning, match="no ViM: the head's last layer is Conv2d"):
+        options = feature_options(conv, train, head_name="0")
+    assert options["head"] is None
 
 
 def test_logits_come_in_batches_without_gradients_in_evaluation_mode(

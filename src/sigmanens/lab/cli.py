@@ -1,4 +1,4 @@
-"""The command line: ``sigmanens demo | train | evaluate | bench``.
+"""The command line: ``sigmanens demo | train | evaluate | bench | sweep | report | explain``.
 
 Exit status 0; 2 for wrong usage, be it an option or a configuration file; 1 for a failure; 130 when
 interrupted. The reason is one line.
@@ -11,7 +11,8 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sigmanens import __version__
 from sigmanens.errors import ConfigError, RunError, SigmaNensError
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
 from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.explain import ExplainConfig
 
 __all__ = ["main"]
 
@@ -83,15 +85,33 @@ def evaluate(config: Namespace, command: str) -> None:
 
 def bench(config: Namespace, command: str) -> None:
     """Train σN-Ens and its rivals under one recipe, and compare them with intervals."""
+    _study(config, command, BenchConfig.from_dict(_plain(config)))
+
+
+def sweep(config: Namespace, command: str) -> None:
+    """Train σN-Ens at several τ (and λ, and M): the frontier, and the choice on held-out data."""
+    from sigmanens.lab.bench.grid import geometric
+
+    plain = _plain(config)
+    plain["methods"] = [*config.references, "sigmanens"]
+    if config.tau_range is not None:
+        plain["taus"] = geometric(config.tau_range)
+    _study(config, command, BenchConfig.from_dict(plain))
+
+
+def _plain(config: Namespace) -> dict[str, Any]:
+    """The options that are keys of the study's configuration."""
+    keys = {f.name for f in fields(BenchConfig)}
+    return {k: v for k, v in config.as_dict().items() if k in keys}
+
+
+def _study(config: Namespace, command: str, given: BenchConfig) -> None:
+    """Run a study, or print what it would cost."""
     from rich.console import Console
 
     from sigmanens.lab.bench.runner import run_bench
     from sigmanens.lab.report import console_table, verdict
 
-    plain = config.as_dict()
-    for key in ("config", "out", "resume", "remeasure", "dry_run"):
-        plain.pop(key, None)
-    given = BenchConfig.from_dict(plain)
     console = Console()
     if config.dry_run:
         from sigmanens.lab.bench.cost import cost_table
@@ -100,10 +120,15 @@ def bench(config: Namespace, command: str) -> None:
         return
     if config.out is None:
         raise ConfigError("--out DIR is missing: the folder for the study, new or empty")
+    execute = None
+    if config.ray is not None:
+        from sigmanens.lab.bench.cluster import ray_execute
+
+        execute = ray_execute(None if config.ray == "local" else config.ray, given.workers)
     out = Path(config.out)
     metrics = run_bench(
         given, out, resume=config.resume, remeasure=config.remeasure, command=command,
-        console=console,
+        console=console, execute=execute,
     )  # fmt: skip
     console.print(console_table(metrics))
     said = verdict(metrics)
@@ -118,6 +143,33 @@ def bench(config: Namespace, command: str) -> None:
             f"{len(failed)} trainings failed and are not in the results; the first, {key}: "
             f"{reason}. --resume tries them again"
         )
+
+
+def report(config: Namespace, command: str) -> None:
+    """Write the report of a finished run, sweep or bench again from its metrics.json."""
+    from sigmanens.lab.report import write_report
+    from sigmanens.lab.runs import read_metrics
+
+    folder = Path(config.run)
+    metrics = read_metrics(folder)
+    target = Path(config.out) if config.out is not None else folder / "report.html"
+    if config.out is not None and target.exists():
+        raise RunError(f"{target} exists already; give another --out")
+    print(f"Report: {write_report(metrics, target)}")
+
+
+def explain(config: Namespace, command: str) -> None:
+    """Say what τ and λ do to M members, how hard and how fast, before anything is trained."""
+    from sigmanens.lab.explain import as_config, print_explanation, write_page
+    from sigmanens.lab.explain import explain as explanation
+
+    out = None if config.out is None else Path(config.out)
+    if out is not None and (out.suffix != ".html" or out.exists()):
+        raise RunError(f"--out {out} exists already, or is no .html; expected a new HTML file")
+    found = explanation(as_config(vars(config)))
+    print_explanation(found)
+    if out is not None:
+        print(f"\nPage: {write_page(found, out)}")
 
 
 def _parser() -> ArgumentParser:
@@ -153,19 +205,57 @@ def _parser() -> ArgumentParser:
     sub = ArgumentParser(
         description=bench.__doc__, usage="sigmanens bench --preset NAME --out DIR [options]"
     )
+    _study_arguments(sub)
+    commands.add_subcommand("bench", sub, help=bench.__doc__)
+
+    sub = ArgumentParser(
+        description=sweep.__doc__, usage="sigmanens sweep --preset NAME --out DIR [options]"
+    )
+    _study_arguments(sub)
+    sub.add_argument(
+        "--tau_range", type=str | None, default=None,
+        help="LOW:HIGH:COUNT, τ in equal ratios; takes the place of --taus",
+    )  # fmt: skip
+    sub.add_argument(
+        "--references", type=list[str], default=["separate", "sigmanens_lambda0"],
+        help="methods that stand beside the sweep",
+    )  # fmt: skip
+    commands.add_subcommand("sweep", sub, help=sweep.__doc__)
+
+    sub = ArgumentParser(description=report.__doc__, usage="sigmanens report RUN [--out FILE]")
+    sub.add_argument("run", type=str, help="folder of a finished run")
+    sub.add_argument(
+        "--out", type=str | None, default=None, help="file; RUN/report.html if not given"
+    )
+    commands.add_subcommand("report", sub, help=report.__doc__)
+
+    sub = ArgumentParser(
+        description=explain.__doc__, usage="sigmanens explain --members M [--tau TAU] [options]"
+    )
+    sub.add_argument("--config", action="config", help="YAML file with any of these options")
+    sub.add_argument("--out", type=str | None, default=None, help="HTML file for the page, new")
+    sub.add_class_arguments(ExplainConfig)
+    commands.add_subcommand("explain", sub, help=explain.__doc__)
+    return parser
+
+
+def _study_arguments(sub: ArgumentParser) -> None:
+    """What bench and sweep have in common."""
     sub.add_argument("--config", action="config", help="YAML file with any of these options")
     sub.add_argument("--out", type=str | None, default=None, help="folder, new or empty")
-    sub.add_argument("--resume", action="store_true", help="continue an unfinished study")
+    sub.add_argument("--resume", action="store_true", help="continue or extend a study")
     sub.add_argument(
         "--remeasure", action="store_true", help="with --resume: measure all networks again"
     )
     sub.add_argument(
         "--dry-run", action="store_true", help="print what every training would cost; no training"
     )
+    sub.add_argument(
+        "--ray", type=str | None, default=None,
+        help="run trainings on a Ray cluster: its address, 'auto', or 'local' for one here",
+    )  # fmt: skip
     sub.epilog = f"--preset NAME stands for the YAML file of one of: {', '.join(PRESETS)}."
     sub.add_class_arguments(BenchConfig)
-    commands.add_subcommand("bench", sub, help=bench.__doc__)
-    return parser
 
 
 def _with_presets(arguments: list[str]) -> list[str]:
@@ -182,6 +272,17 @@ def _with_presets(arguments: list[str]) -> list[str]:
     return found
 
 
+COMMANDS: dict[str, Callable[[Namespace, str], None]] = {
+    "demo": demo,
+    "train": train,
+    "evaluate": evaluate,
+    "bench": bench,
+    "sweep": sweep,
+    "report": report,
+    "explain": explain,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see the module's text for the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -194,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries deprecate one another; a user can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    run = {"demo": demo, "train": train, "evaluate": evaluate, "bench": bench}[config.command]
+    run = COMMANDS[config.command]
     try:
         run(config[config.command], command)
     except SigmaNensError as e:

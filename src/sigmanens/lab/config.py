@@ -45,10 +45,13 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """The pictures: a hub name or a local folder that ``datasets.load_dataset`` reads.
+    """The pictures or texts: a hub name or a local folder that ``datasets.load_dataset`` reads.
 
     Attributes:
         source: hub name, or folder of parquet files.
+        tokenizer: for texts: hub name or folder of a tokenizer of transformers, or "minilm"; none:
+            the data are pictures.
+        length: tokens that a text is cut to.
         train_split: split to train on.
         test_split: split to report on.
         validation_split: split for the temperature and every choice; none: ``holdout`` of test.
@@ -67,10 +70,13 @@ class DataConfig:
         ood_splits: their splits, where those are not called like ``test_split``.
         ood_without: classes of theirs to leave out, because they are classes of the data as well.
         ood_limit: take only so many pictures of each.
+        shift: sets with the same classes from elsewhere, by name, measured like the test split.
         seed: of these draws and of the split.
     """
 
     source: str = ""
+    tokenizer: str | None = None
+    length: int = 128
     train_split: str = "train"
     test_split: str = "test"
     validation_split: str | None = None
@@ -86,6 +92,7 @@ class DataConfig:
     ood_splits: dict[str, str] = field(default_factory=dict)
     ood_without: dict[str, list[str]] = field(default_factory=dict)
     ood_limit: int | None = 2000
+    shift: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -106,6 +113,9 @@ class Recipe:
         rise: share of the training in which the one-cycle rate rises.
         flip_crop: greatest shift in pixels of the random crop, which comes with random mirroring;
             0: no augmentation.
+        border: what the crop shows beyond the picture: "zero" or "reflect".
+        drop_last: leave out an epoch's last batch where it is smaller than the others; the few
+            pictures of such a batch would move batch statistics far.
         precision: "32-true" or "bf16-mixed".
         channels_last: memory format of pictures and network.
     """
@@ -121,6 +131,8 @@ class Recipe:
     schedule: str = "onecycle"
     rise: float = 0.2
     flip_crop: int = 0
+    border: str = "zero"
+    drop_last: bool = False
     precision: str = "32-true"
     channels_last: bool = False
 
@@ -157,16 +169,26 @@ class DiversityConfig:
     """The penalty (see ``sigmanens.Diversity``).
 
     Attributes:
-        tau: softmax temperature τ.
+        tau: softmax temperature τ; none: 0.1, or what ``owners`` or ``target_cosine`` make of it.
         weight: λ; 0: no penalty.
         layers: "auto" (the paper's rule), "all" or a regex.
         form: "sum" or "mean".
+        owners: owners per channel that τ is to be set for, in the place of ``tau``.
+        start: no penalty for so long: steps (5), or a share of the training (0.25).
+        ramp: then it rises to its weight for so long, likewise.
+        target_cosine: cosine of the scales that a closed loop steers to.
+        moves: what the loop moves: "tau" (then ``tau`` and ``owners`` are none) or "weight".
     """
 
-    tau: float = 0.1
+    tau: float | None = None
     weight: float = 1e-2
     layers: str = "auto"
     form: str = "sum"
+    owners: float | None = None
+    start: int | float = 0
+    ramp: int | float = 0
+    target_cosine: float | None = None
+    moves: str = "tau"
 
 
 @dataclass

@@ -14,17 +14,40 @@ from torch import Tensor, nn
 from sigmanens import measures
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, NonFiniteError
-from sigmanens.evaluation import intervals, metrics, ood
-from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.evaluation import intervals, metrics, risk
+from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
 from sigmanens.evaluation.summary import summarize
 from sigmanens.lab.digits import Labelled
+from sigmanens.lab.ood_scores import MemberFeatures, OodScores, feature_options, feature_reader
 from sigmanens.prediction import log_mean_exp
 from sigmanens.selection import as_ensemble
 
-__all__ = ["EvaluationData", "MemberLogits", "evaluate", "member_logits", "tempered"]
+__all__ = [
+    "EvaluationData",
+    "MemberFeatures",
+    "MemberLogits",
+    "evaluate",
+    "feature_options",
+    "feature_reader",
+    "member_logits",
+    "tempered",
+]
 
 MemberLogits = Callable[[Tensor], Tensor]
 """From pictures (N, C, H, W) to the members' logits (M, N, K)."""
+
+_INTERVALS: dict[str, Callable[..., float]] = {
+    "accuracy": metrics.accuracy,
+    "nll": metrics.nll,
+    "brier": metrics.brier,
+    "ece": metrics.ece,
+    "adaptive_ece": metrics.adaptive_ece,
+    "classwise_ece": metrics.classwise_ece,
+    "ece_debiased": metrics.ece_debiased,
+    "aurc": risk.aurc,
+    "eaurc": risk.eaurc,
+}
+"""Metrics of (log-probabilities, labels) that a row gives an interval of."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +135,9 @@ def evaluate(
     seed: int = 0,
     train_seconds: float | None = None,
     resamples: int = 500,
+    features: MemberFeatures | None = None,
+    train: Labelled | None = None,
+    head: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Measure one network or ensemble.
 
@@ -126,6 +152,14 @@ def evaluate(
         seed: of the training.
         train_seconds: time the training took.
         resamples: of the bootstrap intervals.
+        features: adds the OOD scores of features (:mod:`sigmanens.evaluation.feature_score`) to
+            those of logits: ``mahalanobis``, ``relative_mahalanobis``, ``knn``, and ``vim`` given a
+            head; pooled over members, the members' own AUROC as ``member_auroc`` in the detail.
+        train: training pictures that those scores are fitted on.
+        head: weight (M, K, D) and bias (M, K) (:func:`sigmanens.features.head_weights`).
+
+    Raises:
+        InputError: if features come without train, or a feature score cannot be fitted.
 
     Returns:
         the row, and the tensors it was computed from: ``member_log_probs`` (M, N, K) and
@@ -153,21 +187,24 @@ def evaluate(
     row |= _scales(network)
     mean = log_mean_exp(torch.log_softmax(raw, 2))
     calibrated = apply_temperature(mean, temperature)
+    row["nll_calibrated_2fold"] = calibrated_nll(mean, data.test.labels)
+    labels = data.test.labels
+    measured: list[tuple[str, Callable[..., float], tuple[Tensor, ...]]] = [
+        *((name, metric, (mean, labels)) for name, metric in _INTERVALS.items()),
+        ("sharpness", metrics.sharpness, (mean,)),
+        ("nll_calibrated", metrics.nll, (calibrated, labels)),
+        ("ece_calibrated", metrics.ece, (calibrated, labels)),
+    ]
     row["intervals"] = {
-        name: _ends(intervals.bootstrap(statistic, log_p, data.test.labels, resamples=resamples))
-        for name, statistic, log_p in (
-            ("accuracy", metrics.accuracy, mean),
-            ("nll", metrics.nll, mean),
-            ("ece", metrics.ece, mean),
-            ("nll_calibrated", metrics.nll, calibrated),
-            ("ece_calibrated", metrics.ece, calibrated),
-        )
+        name: _ends(intervals.bootstrap(metric, *arrays, resamples=resamples))
+        for name, metric, arrays in measured
     }
-    inside = ood.scores(raw)
-    row["ood"] = {}
-    for name, images in data.ood.items():
-        outside = ood.scores(logits(images))
-        row["ood"][name] = {s: ood.auroc(inside[s], outside[s]) for s in inside}
+    row["ood"], row["ood_detail"] = {}, {}
+    if data.ood:
+        scores = OodScores(logits, features, train, head)
+        inside = scores(data.test.images, raw)
+        for name, images in data.ood.items():
+            row["ood"][name], row["ood_detail"][name] = scores.compare(inside, scores(images))
     row["corruption"] = {
         name: {str(s): _brief(logits(images), data.test.labels) for s, images in levels.items()}
         for name, levels in data.corruption.items()

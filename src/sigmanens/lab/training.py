@@ -54,15 +54,22 @@ class _Epochs:
         """Seed of everything random in the current epoch."""
         return self.seed * 1_000_003 + self.epoch
 
+    @property
+    def drop_last(self) -> bool:
+        """Whether there is a whole batch to keep when the last one is left out."""
+        return self.recipe.drop_last and len(self.data.labels) >= self.recipe.batch_size
+
     def __len__(self) -> int:
-        return -(-len(self.data.labels) // self.recipe.batch_size)
+        whole, rest = divmod(len(self.data.labels), self.recipe.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(self.epoch_seed)
         images, labels = self.data
-        for x, y in batches(images, labels, self.recipe.batch_size, True, generator):
+        size = self.recipe.batch_size
+        for x, y in batches(images, labels, size, True, generator, self.drop_last):
             if self.recipe.flip_crop:
-                x = augment_flip_crop(x, self.recipe.flip_crop, generator)
+                x = augment_flip_crop(x, self.recipe.flip_crop, generator, self.recipe.border)
             if self.recipe.channels_last:
                 x = x.contiguous(memory_format=torch.channels_last)
             yield x, y
@@ -219,6 +226,8 @@ def _quiet() -> Iterator[None]:
             # Lightning cannot know that these batches come from memory: it asks for loader workers.
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+            # Runs are measured after training, not in it.
+            warnings.filterwarnings("ignore", message=".*but have no `val_dataloader`.*")
             # Lightning 2.6 calls what PyTorch 2.14 deprecates.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             yield

@@ -16,6 +16,7 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones.cifar_resnet import cifar_resnet
 from sigmanens.lab.backbones.resnet import resnet18, resnet50
 from sigmanens.lab.backbones.small import digits_net
+from sigmanens.lab.backbones.tokens import token_classifier
 from sigmanens.lab.backbones.wide_resnet import wrn28_10
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
@@ -34,8 +35,9 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
     """Build a network by name.
 
     Args:
-        name: a key of ``BACKBONES``, ``"timm/<name>"`` (``timm.create_model``) or
-            ``"torchvision/<name>"`` (``torchvision.models.get_model``).
+        name: a key of ``BACKBONES``, ``"timm/<name>"`` (``timm.create_model``),
+            ``"torchvision/<name>"`` (``torchvision.models.get_model``) or ``"transformers/<name>"``
+            (a sequence classifier by hub name or folder, or "minilm", on token numbers).
         kwargs: passed to the builder: ``num_classes``, ``in_channels``, ``width``, ``dropout`` and
             so on. The two libraries' networks also take ``pretrained`` (default False). timm takes
             ``in_channels`` under either that name or its own ``in_chans``.
@@ -52,10 +54,12 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
         return _build_timm(model, **kwargs)
     if slash and library == "torchvision":
         return _build_torchvision(model, **kwargs)
+    if slash and library == "transformers":
+        return token_classifier(model, **kwargs)
     if name not in BACKBONES:
         raise ConfigError(
-            f"Unknown backbone {name!r}. Known: {', '.join(sorted(BACKBONES))}, timm/<name> and "
-            f"torchvision/<name>.{_guess(name, BACKBONES)}"
+            f"Unknown backbone {name!r}. Known: {', '.join(sorted(BACKBONES))}, timm/<name>, "
+            f"torchvision/<name> and transformers/<name>.{_guess(name, BACKBONES)}"
         )
     builder = BACKBONES[name]
     accepted = inspect.signature(builder).parameters

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.methods import BUILDERS
 from sigmanens.lab.bench.trials import Trial, trials_of
-from sigmanens.lab.bench.work import Workshop, load_material
+from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.report.naming import label
 from sigmanens.lab.training import parameters
 from sigmanens.objective import EnsembleLoss

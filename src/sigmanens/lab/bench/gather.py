@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.paired import paired
 from sigmanens.lab.bench.trials import Trial
-from sigmanens.lab.bench.work import load_material
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.runs import environment
 
@@ -34,13 +34,14 @@ def gather(
         command: the command line, for the record.
     """
     rows: list[dict[str, Any]] = []
-    histories: dict[str, Any] = {}
+    histories: list[dict[str, Any]] = []
     for trial, folder in finished.items():
         found = json.loads((folder / "rows.json").read_text(encoding="utf-8"))["rows"]
         for row in found:
             history = row.pop("epochs", None)
             if history and trial.seed == config.seeds[0]:
-                histories[trial.key] = history
+                setting = ("method", "members", "tau", "weight", "variant", "seed")
+                histories.append({k: row.get(k) for k in setting} | {"epochs": history})
             rows.append(row)
     choice = choose(rows)
     return to_json(

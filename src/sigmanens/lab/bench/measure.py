@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
 from sigmanens.lab.bench.methods import Outcome
 from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.digits import Labelled
+from sigmanens.lab.ood_scores import feature_options
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits
 from sigmanens.lab.training import members_of, parameters
 from sigmanens.prediction import log_mean_exp
 
-__all__ = ["measure_outcome"]
+__all__ = ["FITTED_ON", "measure_outcome"]
+
+FITTED_ON = 5000
+"""Training examples that OOD scores of features are fitted on, at most."""
 
 
 def measure_outcome(
@@ -35,32 +43,51 @@ def measure_outcome(
     if not detailed:
         data = EvaluationData(data.validation, data.test)
     logits = outcome.logits or member_logits(outcome.network)
-    row, kept = evaluate(
-        logits, data, method=outcome.method, network=outcome.network,
+    features: dict[str, Any] = {}
+    if detailed and data.ood and shop.config.measure.features and outcome.logits is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SigmaNensWarning)  # the row lacks those scores, then
+            features = feature_options(outcome.network, _first(shop.material.train))
+    measure = partial(
+        evaluate, logits, data, method=outcome.method, network=outcome.network,
         members=members_of(outcome.network), params=parameters(outcome.network), tau=trial.tau,
         weight=trial.weight, seed=trial.seed, train_seconds=outcome.seconds,
         resamples=shop.config.measure.resamples,
     )  # fmt: skip
+    try:
+        row, kept = measure(**features)
+    except InputError as error:
+        if not features:
+            raise
+        row, kept = measure()
+        row["features_unfit"] = str(error)  # no score of features could be fitted
     row["variant"] = trial.variant or None
     row["epochs"] = outcome.history or None
     if detailed and shop.material.corrupt is not None:
         row["corruption"] = {
             name: {
-                str(s): _corrupted(shop, logits, row["temperature"], name, s) for s in range(1, 6)
+                str(s): _brief(logits, row["temperature"], shop.material.corrupt(name, s))
+                for s in range(1, 6)
             }
             for name in shop.material.corruptions
         }
+    row["shift"] = {
+        name: _brief(logits, row["temperature"], examples)
+        for name, examples in shop.material.shift.items()
+    } or None
     if outcome.method == "deep_ensemble":
         row["curve"] = _curve(kept)
     return row | outcome.extra, kept
 
 
-def _corrupted(
-    shop: Workshop, logits: MemberLogits, temperature: float, name: str, severity: int
-) -> dict[str, float]:
-    """Numbers under one corruption; the temperature is that of the clean validation data."""
-    assert shop.material.corrupt is not None
-    images, labels = shop.material.corrupt(name, severity)
+def _first(train: Labelled) -> Labelled:
+    """Enough examples to fit scores of features on; they were drawn at random already."""
+    return Labelled(train.images[:FITTED_ON], train.labels[:FITTED_ON])
+
+
+def _brief(logits: MemberLogits, temperature: float, examples: Labelled) -> dict[str, float]:
+    """Numbers on other examples; the temperature is that of the clean validation data."""
+    images, labels = examples
     mean = log_mean_exp(torch.log_softmax(logits(images), 2))
     scaled = apply_temperature(mean, temperature)
     return {

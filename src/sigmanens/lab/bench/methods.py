@@ -13,7 +13,6 @@ from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
-from sigmanens.lab.training import members_of
 
 __all__ = ["BUILDERS", "Outcome", "train_method"]
 
@@ -57,22 +56,20 @@ def _fixed_masks(shop: Workshop) -> nn.Module:
 
 
 def _film(shop: Workshop) -> nn.Module:
-    return shop.convert(scale="linear", shift=True, **shop.options)
+    given = vars(shop.config.ensemble) | {"generator": shop.generator()} | shop.options
+    options = {k: v for k, v in given.items() if k not in ("members", "scale", "shift")}
+    return baselines.film_ensemble(shop.base(), shop.members, **options)
 
 
-def _rival(name: str) -> Builder:
-    """A rival that takes a network and M, and draws from PyTorch's own generator if at all."""
+def _rival(build: Callable[..., nn.Module]) -> Builder:
+    """A rival that is built from a network, M and a source of its draws."""
+    return lambda shop: build(shop.base(), shop.members, generator=shop.generator(), **shop.options)
 
-    def build(shop: Workshop) -> nn.Module:
-        import torch
 
-        base = shop.base()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(shop.seed())
-            made: nn.Module = getattr(baselines, name)(base, shop.members, **shop.options)
-        return made
-
-    return build
+def _mc_dropout(shop: Workshop) -> nn.Module:
+    """As many samples as the ensembles have members, unless the options say otherwise."""
+    options = {"samples": shop.members, "seed": shop.seed()} | shop.options
+    return baselines.mc_dropout(shop.base(), **options)
 
 
 BUILDERS: dict[str, Builder] = {
@@ -81,12 +78,12 @@ BUILDERS: dict[str, Builder] = {
     "film": _film,
     "heads_only": _heads_only,
     "fixed_masks": _fixed_masks,
-    "mc_dropout": _rival("mc_dropout"),
-    "batchensemble": _rival("batch_ensemble"),
-    "packed": _rival("packed_ensemble"),
-    "masksembles": _rival("masksembles"),
-    "mimo": _rival("mimo"),
-    "lora_ensemble": _rival("lora_ensemble"),
+    "mc_dropout": _mc_dropout,
+    "batchensemble": _rival(baselines.batchensemble),
+    "packed": _rival(baselines.packed),
+    "masksembles": _rival(baselines.masksembles),
+    "mimo": _rival(baselines.mimo),
+    "lora_ensemble": _rival(baselines.lora_ensemble),
     "norm_tuning": lambda shop: baselines.norm_tuning(shop.base(), **shop.options),
 }
 """From a workshop to the untrained network of a method."""
@@ -148,5 +145,4 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     train = shop.material.train
     around = baselines.laplace(network, **shop.options)
     around.fit(train.images, train.labels)
-    assert members_of(around) >= 1
     yield Outcome("laplace", around, seconds)

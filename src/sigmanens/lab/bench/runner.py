@@ -19,16 +19,17 @@ from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import RunError, SigmaNensError
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.gather import gather
+from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.measure import measure_outcome
 from sigmanens.lab.bench.methods import train_method
 from sigmanens.lab.bench.trials import Trial, trials_of
-from sigmanens.lab.bench.work import Workshop, load_material
+from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.runs import Run
 from sigmanens.lab.workers import run_jobs
 
-__all__ = ["EXTENDABLE", "Job", "run_bench", "run_trial"]
+__all__ = ["EXTENDABLE", "Execute", "Job", "run_bench", "run_trial"]
 
 EXTENDABLE = (
     "data_root", "measure", "members", "methods", "seeds", "taus", "variants", "weights", "workers",
@@ -85,7 +86,10 @@ def run_bench(
         for folder in folders.values():
             (folder / "rows.json").unlink(missing_ok=True)
     todo = [t for t in trials if not (folders[t] / "rows.json").exists()]
-    jobs: list[Job] = [(config.to_dict(), t, str(folders[t])) for t in todo]
+    plain = config.to_dict()
+    if config.data_root is not None:  # a worker elsewhere has another current folder
+        plain["data_root"] = str(Path(config.data_root).resolve())
+    jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
     if len(todo) < len(trials):
         console.print(f"{len(trials) - len(todo)} of {len(trials)} trainings are finished already")
     execute = execute or (lambda js, advance: run_jobs(run_trial, js, config.workers, advance))

@@ -9,7 +9,7 @@ from sigmanens.lab.bench.config import BenchConfig
 
 __all__ = ["Trial", "trials_of"]
 
-_ONE = ("norm_tuning",)
+_ONE = ("norm_tuning", "laplace")
 """Methods of a single network, which do not depend on M."""
 
 
@@ -48,11 +48,12 @@ def trials_of(config: BenchConfig) -> list[Trial]:
     found: dict[Trial, None] = {}
     for seed in config.seeds:
         for method in config.methods:
-            for count in members:
-                if count == 1 and method != "separate":
-                    continue  # one member of anything is one network
-                if method in _ONE and count != members[-1]:
-                    continue
+            counts = [m for m in members if m > 1]  # one member of anything is one network
+            if method == "separate":
+                counts = [max(members)]  # the first k of them are the k networks
+            elif method in _ONE:
+                counts = [1]
+            for count in counts:
                 found.update(dict.fromkeys(_settings(config, method, count, seed, config.taus)))
         for name, variant in config.variants.items():
             changed = config.changed(name)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from sigmanens.errors import InputError
 
+BORDERS = ("zero", "reflect")
+
 
 def batches(
     images: Tensor,
@@ -65,36 +67,48 @@ def _batches(
 
 
 def augment_flip_crop(
-    x: Tensor, padding: int = 4, generator: torch.Generator | None = None
+    x: Tensor,
+    padding: int = 4,
+    generator: torch.Generator | None = None,
+    border: str = "zero",
 ) -> Tensor:
     """Shift each picture by up to ``padding`` pixels and mirror half of them: crop, then flip.
 
-    Each picture is padded with zeros on all sides, an H x W window is cut at a place drawn
+    Each picture is padded on all sides, an H x W window is cut at a place drawn
     uniformly, and the window is mirrored left to right with probability 1/2. The draws are, in this
     order: B tops, B lefts (integers in [0, 2 padding]), B uniform numbers (a flip where below 1/2).
 
     Args:
-        x: pictures (B, C, H, W), of any dtype. The border is 0 on the scale of x: black for raw
-            pixels, the mean for normalised ones.
+        x: pictures (B, C, H, W), of any dtype.
         padding: greatest shift in pixels.
         generator: source of the draws; None: PyTorch's own on the CPU.
+        border: "zero" pads with 0 on the scale of x (black for raw pixels, the mean for normalised
+            ones), "reflect" mirrors the picture at its edges.
 
     Returns:
         (B, C, H, W), a new tensor of the same dtype on the same device.
 
     Raises:
-        InputError: if x has not four dimensions or the padding is negative.
+        InputError: if x has not four dimensions, the padding is negative or not smaller than the
+            picture under "reflect", or the border is unknown.
     """
     if x.ndim != 4:
         raise InputError(f"x must have shape (B, C, H, W); got {tuple(x.shape)}.")
     if padding < 0:
         raise InputError(f"padding must not be negative; got {padding}.")
+    if border not in BORDERS:
+        raise InputError(f"border must be one of {', '.join(BORDERS)}; got {border!r}.")
+    if border == "reflect" and padding >= min(x.shape[-2:]):
+        raise InputError(
+            f"padding {padding} reflects more than a picture of {tuple(x.shape[-2:])}."
+        )
     batch, _, height, width = x.shape
     device = generator.device if generator is not None else torch.device("cpu")
     span = 2 * padding + 1
     top = torch.randint(span, (batch,), generator=generator, device=device).to(x.device)
     left = torch.randint(span, (batch,), generator=generator, device=device).to(x.device)
     flip = (torch.rand(batch, generator=generator, device=device) < 0.5).to(x.device)
-    windows = F.pad(x, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    mode = "reflect" if border == "reflect" else "constant"
+    windows = F.pad(x, (padding,) * 4, mode).unfold(2, height, 1).unfold(3, width, 1)
     crop = windows[torch.arange(batch, device=x.device), :, top, left]
     return torch.where(flip.view(batch, 1, 1, 1), crop.flip(3), crop)

@@ -72,7 +72,7 @@ def load_images(
         raise ConfigError(f"channels must be 1 or 3; got {channels}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1; got {limit}.")
-    splits = _open(source)
+    splits = open_source(source)
     if split not in splits:
         raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
     rows = splits[split]
@@ -98,7 +98,7 @@ def load_images(
     )
 
 
-def _open(source: str | os.PathLike[str]) -> Mapping[str, Dataset]:
+def open_source(source: str | os.PathLike[str]) -> Mapping[str, Dataset]:
     """Return the splits of a hub name or a local folder."""
     import datasets
 
@@ -133,7 +133,7 @@ def _image_column(features: Features, given: str | None, name: str) -> str:
         return isinstance(feature, datasets.Image) or getattr(feature, "dtype", None) in _BINARY
 
     found = [column for column, feature in features.items() if holds_pictures(feature)]
-    return _pick("image", given, found, list(features), name)
+    return pick_column("image", given, found, list(features), name)
 
 
 def _label_column(features: Features, given: str | None, image_column: str, name: str) -> str:
@@ -154,10 +154,12 @@ def _label_column(features: Features, given: str | None, image_column: str, name
         found = plain
     elif len(named) == 1:
         found = named
-    return _pick("label", given, found, list(features), name)
+    return pick_column("label", given, found, list(features), name)
 
 
-def _pick(what: str, given: str | None, found: list[str], columns: list[str], name: str) -> str:
+def pick_column(
+    what: str, given: str | None, found: list[str], columns: list[str], name: str
+) -> str:
     """Return the given column if it is one of those found, else the only one found."""
     has = f"The columns are: {', '.join(columns)}."
     if given is not None:
@@ -174,6 +176,22 @@ def _pick(what: str, given: str | None, found: list[str], columns: list[str], na
             f"{what}_column=..."
         )
     return found[0]
+
+
+def label_numbers(
+    splits: Mapping[str, Dataset], split: str, given: str | None, other_column: str, name: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The split's labels (N,) as int64 and the classes' names; their column is found.
+
+    Args:
+        splits: of the source.
+        split: which.
+        given: the column, or None.
+        other_column: that of the texts or pictures, which holds no labels.
+        name: of the set, for messages.
+    """
+    column = _label_column(splits[split].features, given, other_column, name)
+    return _labels(splits, split, column, name)
 
 
 def _labels(

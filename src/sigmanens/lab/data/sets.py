@@ -24,12 +24,14 @@ class ImageSets:
         validation: for the temperature and every choice.
         test: for the reported numbers only.
         ood: other things, by name.
+        shift: the same classes from elsewhere, by name.
     """
 
     train: ImageSet | None
     validation: ImageSet
     test: ImageSet
     ood: Mapping[str, ImageSet] = field(default_factory=dict)
+    shift: Mapping[str, ImageSet] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -105,7 +107,23 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
             order = torch.randperm(len(found), generator=torch.Generator().manual_seed(c.seed))
             found = found.subset(order[: c.ood_limit])
         ood[name] = found
-    return ImageSets(train if training else None, validation, test, ood)
+    shift = {}
+    for name, source in c.shift.items():
+        shift[name] = load_images(
+            source, c.test_split, channels=c.channels, size=test.images.shape[-1], mean=c.mean,
+            std=c.std, limit=c.ood_limit, seed=c.seed,
+        )  # fmt: skip
+        same_classes(test.classes, shift[name].classes, name)
+    return ImageSets(train if training else None, validation, test, ood, shift)
+
+
+def same_classes(expected: tuple[str, ...], found: tuple[str, ...], name: str) -> None:
+    """Raise DataError unless a set has the classes of the test data."""
+    if expected != found:
+        raise DataError(
+            f"the set {name!r} of data.shift has the classes {', '.join(found[:5])} …, the test "
+            f"data {', '.join(expected[:5])} …: what is measured on both has to mean the same"
+        )
 
 
 def without_classes(images: ImageSet, names: list[str]) -> ImageSet:

@@ -20,6 +20,7 @@ from sigmanens.lab.report.plot import (
 from sigmanens.lab.report.reliability import reliability
 from sigmanens.lab.report.study import Group, Study
 from sigmanens.lab.report.tables import Cell, Table
+from sigmanens.lab.report.training import training
 
 __all__ = ["FIGURES", "figures", "owners", "severity"]
 
@@ -165,7 +166,9 @@ def _sentence(text: str) -> str:
     return text if text.startswith("σ") else text[:1].upper() + text[1:]
 
 
-FIGURES: Sequence[Callable[[Study], Figure | None]] = (frontier, reliability, severity, owners)
+FIGURES: Sequence[Callable[[Study], Figure | None]] = (
+    frontier, reliability, severity, owners, training,
+)  # fmt: skip
 """The figures of a page in their order; each returns None where the run has nothing for it."""
 
 

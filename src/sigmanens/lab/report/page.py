@@ -78,6 +78,14 @@ def render(metrics: Mapping[str, Any]) -> str:
     if (out := tables.ood(study)) is not None:
         note = "0.5 is chance, 1 is perfect, and the tint grows between; OOD is the positive class."
         sections["ood"] = ("OOD", _section("ood", "Out of distribution", out, note))
+    if (pairs := tables.paired(study)) is not None:
+        note = (
+            "Below 0 the chosen σN-Ens is better. The interval says which examples happened to be "
+            "drawn, not how trainings vary: for that, see the spread over seeds."
+        )
+        sections["paired"] = ("Paired", _section("paired", "On the same examples", pairs, note))
+    if (failed := tables.failures(study)) is not None:
+        sections["failures"] = ("Failed", _section("failures", "Failed trainings", failed))
     if (candidates := tables.choice(study)) is not None:
         note = f"Criterion: {criterion_words(study.criterion or 'none stated')}."
         sections["choice"] = ("Choice of τ", _section("choice", "Choice of τ", candidates, note))

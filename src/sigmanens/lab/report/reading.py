@@ -22,7 +22,9 @@ def read_study(metrics: Mapping[str, Any]) -> Study:
     groups = _groups(rows)
     choice = metrics.get("choice")
     choice = choice if isinstance(choice, Mapping) else {}
-    chosen, criterion = _chosen([g for g in groups if g.method == "sigmanens"], choice)
+    chosen, criterion = _chosen(
+        [g for g in groups if g.method == "sigmanens" and not g.variant], choice
+    )
     members = chosen.members if chosen else None
     deep = [g for g in groups if g.method == "deep_ensemble"]
     deep.sort(key=lambda g: abs((g.members or 0) - (members or 0)))
@@ -76,6 +78,7 @@ def _groups(rows: Sequence[Row]) -> list[Group]:
             None if members is None else int(members),
             finite(row.get("tau")),
             finite(row.get("weight")),
+            str(row.get("variant") or ""),
         )
         seed = row.get("seed")
         seed = seed if isinstance(seed, int | str) else 0
@@ -83,24 +86,29 @@ def _groups(rows: Sequence[Row]) -> list[Group]:
         if seed in same:
             raise InputError(
                 f"two rows for method {setting[0]!r}, members {setting[1]}, tau {setting[2]}, "
-                f"weight {setting[3]}, seed {seed}; expected one row per setting and seed"
+                f"weight {setting[3]}, variant {setting[4]!r}, seed {seed}; expected one row per "
+                "setting and seed"
             )
         same[seed] = row
     ordered = sorted(settings, key=_display_order)
     looks = naming.looks([{"method": s[0], "tau": s[2]} for s in ordered])
-    labels = _distinct([naming.label(*s[:3]) for s in ordered], ordered)
-    shorts = _distinct([naming.short_label(*s[:3]) for s in ordered], ordered)
+    labels = _distinct([_named(naming.label(*s[:3]), s) for s in ordered], ordered)
+    shorts = _distinct([_named(naming.short_label(*s[:3]), s) for s in ordered], ordered)
     return [
-        Group(s[0], s[1], s[2], s[3], settings[s], name, short, f"g{i}", look)
+        Group(s[0], s[1], s[2], s[3], settings[s], name, short, f"g{i}", look, s[4])
         for i, (s, name, short, look) in enumerate(zip(ordered, labels, shorts, looks, strict=True))
     ]
 
 
+def _named(name: str, setting: tuple[Any, ...]) -> str:
+    return f"{name}, {naming.words(setting[4])}" if setting[4] else name
+
+
 def _display_order(setting: tuple[Any, ...]) -> tuple[Any, ...]:
-    method, members, tau, weight = setting
+    method, members, tau, weight, variant = setting
     unknown = naming.ORDER.index("sigmanens_lambda0") - 0.5
     place = naming.ORDER.index(method) if method in naming.ORDER else unknown
-    return (place, method, members or 0, tau or 0.0, weight or 0.0)
+    return (place, method, variant, members or 0, tau or 0.0, weight or 0.0)
 
 
 def _distinct(names: list[str], settings: Sequence[tuple[Any, ...]]) -> list[str]:

@@ -73,6 +73,7 @@ class Group:
     short: str
     key: str
     look: naming.Look
+    variant: str = ""
 
     def stat(self, *path: str) -> Stat:
         """The value at ``path`` in each seed's row, where it was measured."""
@@ -152,8 +153,24 @@ class Study:
 
     @property
     def sigma(self) -> list[Group]:
-        """The σN-Ens groups, by τ."""
-        return [group for group in self.groups if group.method == "sigmanens"]
+        """The σN-Ens groups, by τ; variants of the training are not among them."""
+        return [g for g in self.groups if g.method == "sigmanens" and not g.variant]
+
+    def dominated(self, group: Group) -> bool:
+        """Whether another σN-Ens is as good in accuracy and scaled NLL, and better in one of them.
+
+        By means over seeds.
+        """
+
+        def place(other: Group) -> tuple[float, float] | None:
+            accuracy, nll = (other.stat(k).mean for k in ("accuracy", "nll_calibrated"))
+            return None if accuracy is None or nll is None else (-accuracy, nll)
+
+        mine = place(group)
+        if mine is None or group not in self.sigma:
+            return False
+        others = [p for g in self.sigma if g is not group and (p := place(g)) is not None]
+        return any(p[0] <= mine[0] and p[1] <= mine[1] and p != mine for p in others)
 
     def was_chosen(self, group: Group) -> bool:
         """Whether ``group`` won a choice among several σN-Ens."""

@@ -9,7 +9,7 @@ from typing import Any
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
 
-__all__ = ["Cell", "Table", "choice", "ood", "results", "seeds"]
+__all__ = ["Cell", "Table", "choice", "failures", "ood", "paired", "results", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def results(study: Study) -> Table:
         ]
         rows.append(
             [
-                Cell.of(group.label, group=group, mark="chosen" if study.was_chosen(group) else ""),
+                Cell.of(group.label, group=group, mark=_mark(study, group)),
                 *(cost if priced else ()),
                 *(Cell.of(group.stat(*path), digits) for _, path, digits, _ in columns),
                 Cell(str(len(group.rows)), float(len(group.rows))),
@@ -112,6 +112,12 @@ def results(study: Study) -> Table:
             **{column[0]: column[3] for column in columns},
         },
     )
+
+
+def _mark(study: Study, group: Group) -> str:
+    if study.was_chosen(group):
+        return "chosen"
+    return "dominated" if study.dominated(group) else ""
 
 
 def seeds(study: Study) -> Table:
@@ -171,6 +177,58 @@ def choice(study: Study) -> Table | None:
             ]
             for group in study.sigma
         ],
+    )
+
+
+def paired(study: Study) -> Table | None:
+    """Differences from the chosen σN-Ens on the same examples, with their intervals."""
+    found = study.metrics.get("paired")
+    if study.chosen is None or not isinstance(found, Sequence) or not found:
+        return None
+    by_group: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for pair in found:
+        setting = (pair["against"], pair["members"], pair["tau"], pair["weight"])
+        by_group.setdefault((*setting, pair.get("variant") or ""), {})[pair["metric"]] = pair
+    rows = []
+    for group in study.groups:
+        mine = (group.method, group.members, group.tau, group.weight, group.variant)
+        pairs = by_group.get(mine)
+        if pairs:
+            first = next(iter(pairs.values()))
+            cells = [_difference(pairs.get(key)) for key in ("nll", "nll_calibrated")]
+            seeds_of = Cell(str(first["seeds"]), float(first["seeds"]))
+            rows.append([Cell.of(group.label, group=group), *cells, seeds_of])
+    if not rows:
+        return None
+    return Table(
+        f"{study.chosen.label} less each other method, on the same examples",
+        ["against", "NLL", "NLL scaled", "seeds"],
+        rows,
+        meaning={
+            "NLL": "ours less theirs in nats, below 0 where ours is better; 95 % interval",
+            "NLL scaled": "the same, each with its fitted temperature",
+        },
+    )
+
+
+def _difference(pair: Mapping[str, Any] | None) -> Cell:
+    if pair is None:
+        return Cell.of(None)
+    value, low, high = (naming.number(finite(pair[k]), 4) for k in ("value", "low", "high"))
+    seen = pair["low"] > 0 or pair["high"] < 0
+    mark = "" if not seen else "better" if pair["high"] < 0 else "worse"
+    return Cell(f"{value} [{low}, {high}]", finite(pair["value"]), mark=mark)
+
+
+def failures(study: Study) -> Table | None:
+    """The trainings that failed, and why; they are in no other table."""
+    found = study.metrics.get("failures")
+    if not isinstance(found, Mapping) or not found:
+        return None
+    return Table(
+        "Trainings that failed",
+        ["training", "reason"],
+        [[Cell.of(str(key)), Cell.of(str(reason))] for key, reason in found.items()],
     )
 
 

@@ -1,0 +1,251 @@
+"""What the trainings of a study are made from and measured on: pictures, texts or digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmanens.errors import ConfigError
+from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.config import DataConfig
+from sigmanens.lab.data.images import ImageSet
+from sigmanens.lab.data.sets import load_sets, same_classes
+from sigmanens.lab.digits import Labelled
+from sigmanens.lab.rows import EvaluationData
+
+__all__ = ["Material", "load_material", "located"]
+
+DIGITS_NOISE = 3
+"""Severity of the noise that training and test digits have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What the trainings of one seed are made from and measured on.
+
+    Attributes:
+        train: training examples, as the network takes them.
+        data: validation and test examples and OOD sets, likewise.
+        classes: number of classes.
+        shift: examples of the same classes from elsewhere, by name.
+        corrupt: gives the first test examples under a corruption, by its name and severity.
+        corruptions: the names it knows.
+        names: what the sets are called, for the record.
+    """
+
+    train: Labelled
+    data: EvaluationData
+    classes: int
+    shift: Mapping[str, Labelled] = field(default_factory=dict)
+    corrupt: Callable[[str, int], Labelled] | None = None
+    corruptions: tuple[str, ...] = ()
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+def located(config: BenchConfig) -> DataConfig:
+    """The data with hub names replaced by folders of ``data_root``, where that is given."""
+    data = config.data
+    if config.data_root is None or data.source == "digits":
+        return data
+    root = Path(config.data_root)
+
+    def place(source: str) -> str:
+        return str(root / Path(source).name)
+
+    ood, shift = ({n: place(s) for n, s in sets.items()} for sets in (data.ood, data.shift))
+    return replace(data, source=place(data.source), ood=ood, shift=shift)
+
+
+def load_material(config: BenchConfig, seed: int) -> Material:
+    """The examples of one seed; kept in memory for the next training that needs the same.
+
+    Raises:
+        DataError, ConfigError: if a set cannot be read, or the configuration contradicts itself.
+    """
+    measure = json.dumps([config.measure.corruptions, config.measure.corruption_limit])
+    data = located(config)
+    own = seed if data.source == "digits" else 0  # each seed cuts the digits in another way
+    return _material(json.dumps(vars(data)), measure, own)
+
+
+@lru_cache(maxsize=2)
+def _material(data: str, measure: str, seed: int) -> Material:
+    config = DataConfig(**json.loads(data))
+    corruptions, limit = json.loads(measure)
+    if config.source == "digits":
+        return _digits(seed)
+    if config.tokenizer is not None:
+        return _texts(config, corruptions, limit)
+    return _pictures(config, corruptions, limit)
+
+
+def _pictures(config: DataConfig, corruptions: list[str], limit: int) -> Material:
+    sets = load_sets(config)
+    assert sets.train is not None
+    return Material(
+        train=_labelled(sets.train),
+        data=EvaluationData(
+            _labelled(sets.validation),
+            _labelled(sets.test),
+            {name: images.normalized() for name, images in sets.ood.items()},
+        ),
+        classes=len(sets.classes),
+        shift={name: _labelled(images) for name, images in sets.shift.items()},
+        corrupt=_picture_corrupter(config, limit) if corruptions else None,
+        corruptions=_picture_corruptions(corruptions),
+        names=_names(config, sets, f"pictures of {sets.test.images.shape[-1]} px"),
+    )
+
+
+def _names(config: DataConfig, sets: Any, what: str) -> dict[str, Any]:
+    return {
+        "description": f"{Path(config.source).name}: {len(sets.train):,} training {what}, "
+        f"{len(sets.classes)} classes",
+        "train": len(sets.train),
+        "validation": len(sets.validation),
+        "test": len(sets.test),
+        "ood": {name: len(examples) for name, examples in sets.ood.items()},
+        "shift": {name: len(examples) for name, examples in sets.shift.items()},
+    }
+
+
+def _labelled(images: ImageSet) -> Labelled:
+    return Labelled(images.normalized(), images.labels)
+
+
+def _picture_corruptions(given: list[str]) -> tuple[str, ...]:
+    if not given:
+        return ()
+    from sigmanens.evaluation.corruption import CORRUPTIONS, EXTRA_CORRUPTIONS
+
+    known = {"standard": tuple(CORRUPTIONS), "all": (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
+    names = tuple(dict.fromkeys(name for g in given for name in known.get(g, (g,))))
+    _check_names(names, known["all"])
+    return names
+
+
+def _check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise ConfigError(
+            f"measure.corruptions names {unknown[0]!r}; known here: {', '.join(known)}"
+        )
+
+
+def _picture_corrupter(config: DataConfig, limit: int) -> Callable[[str, int], Labelled]:
+    """Corrupt the test pictures at their own size, then bring them to that of the network."""
+    from sigmanens.evaluation.corruption import corrupt
+
+    plain = replace(config, size=None, ood={}, ood_splits={}, ood_without={}, shift={})
+    whole = load_sets(plain, training=False).test.subset(slice(limit))
+
+    @cache
+    def pixels(name: str, severity: int) -> ImageSet:
+        changed = replace(whole, images=corrupt(whole.images, name, severity, seed=config.seed))
+        return changed if config.size is None else changed.resize(config.size)
+
+    return lambda name, severity: _labelled(pixels(name, severity))
+
+
+def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
+    from sigmanens.evaluation.corruption import TEXT_CORRUPTIONS, corrupt_text
+    from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
+
+    tokenizer = load_tokenizer(str(config.tokenizer))
+
+    def load(source: str, split: str, count: int | None) -> TokenSet:
+        return load_texts(
+            source, split, tokenizer=tokenizer, length=config.length, limit=count, seed=config.seed
+        )
+
+    test = load(config.source, config.test_split, config.test_limit)
+    train = load(config.source, config.train_split, config.limit)
+    if config.validation_split is not None:
+        validation = load(config.source, config.validation_split, None)
+    else:
+        validation, test = test.split(config.holdout, config.seed)
+    ood = {
+        name: load(source, config.ood_splits.get(name, config.test_split), config.ood_limit)
+        for name, source in config.ood.items()
+    }
+    shift = {n: load(s, config.test_split, config.ood_limit) for n, s in config.shift.items()}
+    for name, found in shift.items():
+        same_classes(test.classes, found.classes, name)
+
+    def corrupt(name: str, severity: int) -> Labelled:
+        changed = corrupt_text(test.texts[:limit], name, severity, seed=config.seed)
+        return Labelled(encode(changed, tokenizer, config.length), test.labels[:limit])
+
+    names = (
+        tuple(TEXT_CORRUPTIONS) if set(corruptions) & {"standard", "all"} else tuple(corruptions)
+    )
+    _check_names(names, tuple(TEXT_CORRUPTIONS))
+    sets = _TextSets(train, validation, test, ood, shift)
+    return Material(
+        train=Labelled(train.tokens, train.labels),
+        data=EvaluationData(
+            Labelled(validation.tokens, validation.labels),
+            Labelled(test.tokens, test.labels),
+            {name: found.tokens for name, found in ood.items()},
+        ),
+        classes=len(test.classes),
+        shift={name: Labelled(found.tokens, found.labels) for name, found in shift.items()},
+        corrupt=corrupt if names else None,
+        corruptions=names,
+        names=_names(config, sets, f"texts of at most {config.length} tokens"),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _TextSets:
+    """Like ``ImageSets``."""
+
+    train: Any
+    validation: Any
+    test: Any
+    ood: Mapping[str, Any]
+    shift: Mapping[str, Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = self.test.classes
+        return found
+
+
+def _digits(seed: int) -> Material:
+    """Few handwritten digits seen through noise, and the same at five severities."""
+    from sigmanens.lab.digits import digits_sets, noisy
+
+    digits = digits_sets(seed=seed)
+    generator = torch.Generator().manual_seed(1000 + seed)
+
+    def seen(part: Labelled) -> Labelled:
+        return Labelled(noisy(part.images, DIGITS_NOISE, generator), part.labels)
+
+    train, validation, test = seen(digits.train), seen(digits.validation), seen(digits.test)
+
+    def corrupt(name: str, level: int) -> Labelled:
+        noise = torch.Generator().manual_seed(2000 + seed)
+        return Labelled(noisy(test.images, level, noise), test.labels)
+
+    return Material(
+        train=train,
+        data=EvaluationData(validation, test, digits.ood),
+        classes=len(digits.classes),
+        corrupt=corrupt,
+        corruptions=("gaussian_noise",),
+        names={
+            "description": "scikit-learn's handwritten digits (8×8, real), with Gaussian noise of "
+            f"severity {DIGITS_NOISE} in training and test alike; another split for every seed",
+            "train": len(train.labels),
+            "validation": len(validation.labels),
+            "test": len(test.labels),
+            "ood": {name: len(images) for name, images in digits.ood.items()},
+        },
+    )

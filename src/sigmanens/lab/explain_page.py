@@ -1,0 +1,194 @@
+"""The page of ``sigmanens explain``: the map of the dial and the split by step, in one HTML file.
+
+It is put together from the parts of the reports: their style, tables, plots and script.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from sigmanens.errors import MissingPackageError
+from sigmanens.lab.explain import HEAD, MEANING, Explanation, sentences, table_rows
+from sigmanens.lab.report.markup import esc, figure_html, prose, table_html
+from sigmanens.lab.report.plot import MUTED, Figure, Panel, axis, layout
+from sigmanens.lab.report.tables import Cell, Table
+
+try:
+    from plotly.offline import get_plotlyjs
+except ImportError as e:
+    raise MissingPackageError(
+        "the page of sigmanens explain needs plotly: pip install 'sigmanens[lab]'. Without --out "
+        "the explanation is printed"
+    ) from e
+
+__all__ = ["render"]
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+_ACCENT = "var(--accent)"
+
+
+def render(found: Explanation) -> str:
+    """The HTML of the page; it asks the network for nothing."""
+    config = found.config
+    title = f"sigmanens explain: {config.members} members, τ={found.chosen.tau:.3g}"
+    drawn = [_map(found), _split(found)]
+    words = []
+    for line in sentences(found):
+        topic, colon, rest = line.partition(": ")
+        topic, rest = (topic, rest) if colon else ("", line)
+        words.append(f"<div><dt>{esc(topic)}</dt><dd>{prose(rest)}</dd></div>")
+    plots = {
+        f"{figure.key}-{i}": {"traces": panel.traces, "layout": panel.layout}
+        for figure in drawn
+        for i, panel in enumerate(figure.panels)
+    }
+    data = json.dumps({"plots": plots}, allow_nan=False).replace("<", "\\u003c")
+    return _DOCUMENT.format(
+        policy=_POLICY,
+        title=esc(title),
+        style=_asset("style.css"),
+        guard=_asset("guard.js"),
+        words="".join(words),
+        figures="".join(figure_html(figure) for figure in drawn),
+        table=table_html(_table(found), "settings-table"),
+        data=data,
+        plotly=get_plotlyjs(),
+        script=_asset("script.js"),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("sigmanens.lab.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _map(found: Explanation) -> Figure:
+    """Owners and cosine over τ, the asked τ marked."""
+    taus = [s.tau for s in found.settings]
+    panels = [
+        _panel(
+            "Owners per channel", "τ", "owners",
+            [
+                _line(taus, [s.reached for s in found.settings], "reached", _ACCENT),
+                _line(taus, [s.preferred for s in found.settings], "preferred", MUTED, "dot"),
+            ],
+            found,
+        ),
+        _panel(
+            "Cosine of the scales", "τ", "cosine",
+            [_line(taus, [s.cosine for s in found.settings], "reached", _ACCENT)],
+            found,
+        ),
+        _panel(
+            "Push on γ at the start", "τ", "−∂L/∂γ",
+            [
+                _line(taus, [s.leader for s in found.settings], "leader", _ACCENT),
+                _line(taus, [s.others for s in found.settings], "others", MUTED, "dot"),
+            ],
+            found,
+        ),
+    ]  # fmt: skip
+    steep = "nowhere steep enough to steer by" if found.steep is None else (
+        f"steep enough to steer by from τ={found.steep[0]:.2g} to τ={found.steep[1]:.2g}"
+    )  # fmt: skip
+    return Figure(
+        "dial",
+        "What τ does",
+        "Solid: where penalty-only descent from γ ~ N(0, 1) ends, and the push on the largest "
+        "scale of a channel; dotted: what the penalty prefers, and the push on the others. The "
+        "vertical line is the asked τ.",
+        f"The map from τ to owners is {steep}.",
+        panels,
+    )
+
+
+def _split(found: Explanation) -> Figure:
+    """The cosine by step."""
+    steps = list(range(len(found.path)))
+    line = _line(steps, found.path, "cosine", _ACCENT)
+    line["mode"] = "lines"
+    panel = Panel(
+        "Cosine of the scales by optimizer step",
+        [line],
+        layout(axis("step"), axis("cosine", range=[0, 1])),
+    )
+    config = found.config
+    return Figure(
+        "split",
+        "How fast the penalty alone parts the members",
+        f"{config.channels:,} channels, {config.optimizer} at rate {found.rate:g} of γ.",
+        f"From {found.path[0]:.2f} the cosine falls to {found.path[-1]:.2f} in {config.steps} "
+        "steps.",
+        [panel],
+    )
+
+
+def _line(
+    x: list[Any], y: list[Any], name: str, colour: str, dash: str = "solid"
+) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines+markers", "x": x, "y": y, "name": name,
+        "line": {"color": colour, "dash": dash}, "marker": {"color": colour},
+        "hovertemplate": f"%{{x:.3g}}: %{{y:.3g}} {name}<extra></extra>",
+    }  # fmt: skip
+
+
+def _panel(title: str, x: str, y: str, traces: list[dict[str, Any]], found: Explanation) -> Panel:
+    across = axis(x, type="log", tickvals=[s.tau for s in found.settings])
+    across["ticktext"] = [f"{s.tau:.2g}" for s in found.settings]
+    here = {
+        "type": "line", "x0": found.chosen.tau, "x1": found.chosen.tau, "yref": "paper",
+        "y0": 0, "y1": 1, "line": {"color": MUTED, "width": 1},
+    }  # fmt: skip
+    return Panel(title, traces, layout(across, axis(y), shapes=[here]))
+
+
+def _table(found: Explanation) -> Table:
+    caption = f"{found.config.members} members, λ={found.config.weight:g}: the penalty alone"
+    values = [
+        [s.tau, s.preferred, s.reached, s.cosine, s.slope, s.leader, s.others]
+        for s in found.settings
+    ]
+    rows = [
+        [Cell(text, value) for text, value in zip(texts, numbers, strict=True)]
+        for texts, numbers in zip(table_rows(found), values, strict=True)
+    ]
+    return Table(caption, HEAD, rows, meaning=MEANING)
+
+
+_DOCUMENT = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}
+</style>
+<script>
+{guard}
+</script>
+</head>
+<body>
+<main>
+<section id="words"><h1>{title}</h1><dl class="lines">{words}</dl></section>
+{figures}
+<section id="settings"><h2>Every τ</h2>{table}</section>
+</main>
+<noscript><p>The plots need JavaScript; the tables hold the same numbers.</p></noscript>
+<script type="application/json" id="report-data">{data}</script>
+<script>
+{plotly}
+</script>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""

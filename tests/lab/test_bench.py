@@ -1,0 +1,308 @@
+"""Studies: which trainings they consist of, that they are resumed, and what becomes of failures."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("lightning")
+pytest.importorskip("sklearn")
+
+from sigmanens.errors import ConfigError, RunError
+from sigmanens.evaluation import apply_temperature, fit_temperature, nll
+from sigmanens.lab.bench import runner
+from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
+from sigmanens.lab.bench.gather import choose
+from sigmanens.lab.bench.runner import Job, run_bench
+from sigmanens.lab.bench.trials import Trial, trials_of
+from sigmanens.lab.cli import main
+from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
+from sigmanens.lab.report import verdict
+from sigmanens.lab.runs import read_config, read_metrics
+from sigmanens.prediction import log_mean_exp
+
+TINY = BenchConfig(
+    study="tiny",
+    data=DataConfig(source="digits"),
+    model=ModelConfig("digits", {"width": 4}),
+    ensemble=EnsembleConfig(members=2, init="normal", head="fresh"),
+    recipe=Recipe(epochs=2, batch_size=50, lr=0.1, weight_decay=0.0),
+    methods=["separate", "film", "sigmanens_lambda0", "sigmanens"],
+    taus=[0.5, 2.0],
+    seeds=[0, 1],
+    measure=MeasureConfig(resamples=50),
+)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("bench") / "run"
+    return folder, run_bench(TINY, folder, command="sigmanens bench")
+
+
+def without_times(found: dict[str, Any]) -> dict[str, Any]:
+    kept = copy.deepcopy(found)
+    for key in ("seconds", "environment", "command"):
+        kept.pop(key)
+    for row in kept["rows"]:
+        row.pop("train_seconds")
+    return kept
+
+
+def test_every_method_and_seed_has_its_row(done: tuple[Path, dict[str, Any]]) -> None:
+    _, found = done
+    got = {(r["method"], r["members"], r["tau"], r["seed"]) for r in found["rows"]}
+    methods = [("single", 1, None), ("single_temperature", 1, None), ("deep_ensemble", 2, None),
+               ("film", 2, None), ("sigmanens_lambda0", 2, None), ("sigmanens", 2, 0.5),
+               ("sigmanens", 2, 2.0)]  # fmt: skip
+    assert got == {(*m, s) for m in methods for s in (0, 1)}
+    assert len(found["rows"]) == len(got)
+    assert found["failures"] == {}
+    assert "σN-Ens" in verdict(found).headline
+
+
+def test_rows_follow_from_the_predictions_kept(done: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = done
+    tensors = load_file(folder / "trials" / "separate-m2-seed1" / "predictions.safetensors")
+    members, labels = tensors["deep_ensemble_m2.member_log_probs"], tensors["labels"]
+    row = next(r for r in found["rows"] if r["method"] == "deep_ensemble" and r["seed"] == 1)
+    assert row["nll"] == pytest.approx(nll(log_mean_exp(members), labels), rel=1e-5)
+    one = tensors["deep_ensemble_m2.validation_member_log_probs"][0]
+    temperature = fit_temperature(one, tensors["validation_labels"])
+    alone = nll(apply_temperature(members[0], temperature), labels)
+    assert row["curve"]["1"] == pytest.approx(alone, rel=1e-5)
+    assert row["curve"]["2"] == pytest.approx(row["nll_calibrated"], rel=1e-5)
+
+
+def test_the_choice_is_made_on_validation_data(done: tuple[Path, dict[str, Any]]) -> None:
+    _, found = done
+    means = {}
+    for tau in (0.5, 2.0):
+        mine = [r for r in found["rows"] if r["tau"] == tau]
+        means[tau] = sum(r["validation"]["nll_calibrated"] for r in mine) / len(mine)
+    assert found["choice"]["tau"] == min(means, key=lambda t: means[t])
+    flattered = copy.deepcopy(found["rows"])
+    for row in flattered:
+        row["nll_calibrated"] = 0.0 if row["tau"] == max(means, key=lambda t: means[t]) else 9.0
+    chosen = choose(flattered)
+    assert chosen is not None
+    assert chosen["tau"] == found["choice"]["tau"]
+
+
+def test_a_setting_that_lacks_a_seed_is_not_chosen(done: tuple[Path, dict[str, Any]]) -> None:
+    _, found = done
+    best = found["choice"]["tau"]
+    rows = [r for r in found["rows"] if not (r["tau"] == best and r["seed"] == 1)]
+    chosen = choose(rows)
+    assert chosen is not None
+    assert chosen["tau"] != best
+
+
+def test_paired_differences_are_those_of_the_rows(done: tuple[Path, dict[str, Any]]) -> None:
+    _, found = done
+    tau = found["choice"]["tau"]
+
+    def mean(method: str, tau: float | None) -> float:
+        values = [r["nll"] for r in found["rows"] if (r["method"], r["tau"]) == (method, tau)]
+        return sum(values) / len(values)
+
+    for pair in found["paired"]:
+        if pair["metric"] == "nll":
+            gap = mean("sigmanens", tau) - mean(pair["against"], pair["tau"])
+            assert pair["value"] == pytest.approx(gap, abs=1e-5)
+            assert pair["low"] < pair["value"] < pair["high"]
+            assert pair["seeds"] == 2
+    assert {p["against"] for p in found["paired"]} == {
+        "single", "single_temperature", "deep_ensemble", "film", "sigmanens_lambda0", "sigmanens",
+    }  # fmt: skip
+
+
+def test_networks_and_seeds_are_what_they_say(done: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = done
+    separate = folder / "trials" / "separate-m2-seed0" / "networks"
+    first, second = (load_file(separate / f"network{i}.safetensors") for i in (0, 1))
+    assert not torch.equal(first["networks.0.conv1.weight"], second["networks.0.conv1.weight"])
+    assert not (folder / "trials" / "separate-m2-seed0" / "training").exists()
+
+
+def test_a_finished_study_is_extended_without_doing_anything_twice(
+    done: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = done
+    with pytest.raises(RunError, match="holds a run already"):
+        run_bench(TINY, folder)
+    ran: list[Trial] = []
+    whole = runner.run_trial
+
+    def counted(job: Job, advance: Callable[[float], None]) -> str:
+        ran.append(job[1])
+        return whole(job, advance)
+
+    monkeypatch.setattr(runner, "run_trial", counted)
+    again = run_bench(TINY, folder, resume=True)
+    assert ran == []
+    assert without_times(again) == without_times(before)
+    more = replace(TINY, taus=[0.5, 2.0, 8.0], seeds=[0])
+    extended = run_bench(more, folder, resume=True)
+    assert [t.key for t in ran] == ["sigmanens-m2-tau8-weight0.01-seed0"]
+    assert {r["seed"] for r in extended["rows"]} == {0}
+    ran.clear()
+    measured = run_bench(TINY, folder, resume=True, remeasure=True)
+    assert len(ran) == len(trials_of(TINY))  # measured again, from the networks that were kept
+    assert without_times(measured) == without_times(before)
+    other = replace(TINY, recipe=replace(TINY.recipe, lr=0.2))
+    with pytest.raises(RunError, match="another configuration"):
+        run_bench(other, folder, resume=True)
+
+
+def test_a_failed_training_is_reported_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TINY, methods=["separate", "sigmanens"], seeds=[0], taus=[0.5])
+    real = runner.train_method
+
+    def broken(shop: Any) -> Any:
+        if shop.trial.method == "sigmanens":
+            raise ValueError("the disk\nis on fire")
+        return real(shop)
+
+    monkeypatch.setattr(runner, "train_method", broken)
+    found = run_bench(config, tmp_path / "run")
+    assert list(found["failures"]) == ["sigmanens-m2-tau0.5-weight0.01-seed0"]
+    assert {r["method"] for r in found["rows"]} == {
+        "single", "single_temperature", "deep_ensemble",
+    }  # fmt: skip
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "is on fire" in page
+    monkeypatch.setattr(runner, "train_method", real)
+    found = run_bench(config, tmp_path / "run", resume=True)
+    assert found["failures"] == {}
+    assert "sigmanens" in {r["method"] for r in found["rows"]}
+
+
+def test_all_failed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(shop: Any) -> Any:
+        raise ValueError("no luck")
+
+    monkeypatch.setattr(runner, "train_method", broken)
+    with pytest.raises(RunError, match=r"every training failed.*no luck"):
+        run_bench(replace(TINY, methods=["separate"], seeds=[0]), tmp_path / "run")
+
+
+def test_what_is_trained() -> None:
+    config = replace(
+        TINY, methods=["separate", "norm_tuning", "film", "sigmanens"], seeds=[3],
+        members=[1, 2, 4], weights=[0.01, 0.1], taus=[0.5],
+        variants={"slow": Variant(change={"recipe.scale_lr_mult": 1.0}, taus=[8.0])},
+    )  # fmt: skip
+    keys = [t.key for t in trials_of(config)]
+    assert keys == [
+        "separate-m4-seed3",
+        "norm_tuning-m1-seed3",
+        "film-m2-seed3",
+        "film-m4-seed3",
+        "sigmanens-m2-tau0.5-weight0.01-seed3",
+        "sigmanens-m2-tau0.5-weight0.1-seed3",
+        "sigmanens-m4-tau0.5-weight0.01-seed3",
+        "sigmanens-m4-tau0.5-weight0.1-seed3",
+        "sigmanens-m2-tau8-weight0.01-slow-seed3",
+    ]
+    assert config.changed("slow").recipe.scale_lr_mult == 1.0
+    assert config.recipe.scale_lr_mult is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ["separate", "magic"]}, "magic"),
+        ({"methods": []}, "methods"),
+        ({"seeds": [0, 0]}, "seeds"),
+        ({"taus": [0.5, -1.0]}, "taus"),
+        ({"members": [0]}, "members"),
+        ({"weights": [-1.0]}, "weights"),
+        ({"workers": 0}, "workers"),
+        ({"options": {"magic": {}}}, "magic"),
+        ({"variants": {"a": Variant(change={"recipe.nothing": 1})}}, r"recipe\.nothing"),
+        ({"variants": {"a": Variant(method="magic")}}, "magic"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TINY, **change).check()
+
+
+def test_a_configuration_survives_its_file(done: tuple[Path, dict[str, Any]]) -> None:
+    config = replace(TINY, variants={"slow": Variant(change={"recipe.lr": 0.05})})
+    assert BenchConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert BenchConfig.from_dict(read_config(done[0])).study == "tiny"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_whole(name: str) -> None:
+    import yaml
+
+    config = BenchConfig.from_dict(yaml.safe_load(preset_path(name).read_text(encoding="utf-8")))
+    config.check()
+    assert config.study == name
+    assert trials_of(config)
+
+
+def test_the_command_line_runs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--methods", "[separate,sigmanens]", "--taus", "[2.0]", "--seeds", "[0]",
+            "--recipe.epochs", "1", "--workers", "1", "--model.options", "{width: 4}"]  # fmt: skip
+    assert main(["bench", "--preset", "digits", *size, "--dry-run"]) == 0
+    assert "multiply-adds" in capsys.readouterr().out
+    out = tmp_path / "run"
+    assert main(["bench", "--preset=digits", *size, "--out", str(out)]) == 0
+    assert "σN-Ens τ=2" in capsys.readouterr().out
+    assert read_metrics(out)["preset"] == "digits"
+    assert main(["bench", "--preset", "magic", "--out", str(out)]) == 2
+    assert "there is no preset 'magic'" in capsys.readouterr().err
+    assert main(["bench", "--preset", "digits"]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+KILLED = """
+import sys
+from sigmanens.lab.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_killed_and_resumed_ends_with_the_same_numbers(
+    tmp_path: Path, done: tuple[Path, dict[str, Any]]
+) -> None:
+    """SIGKILL in the middle of a training; what is left is taken up where it was."""
+    config = tmp_path / "study.yaml"
+    import yaml
+
+    config.write_text(yaml.safe_dump(TINY.to_dict()), encoding="utf-8")
+    out = tmp_path / "run"
+    arguments = ["bench", "--config", str(config), "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KILLED, *arguments],
+        env=environment, stdout=subprocess.DEVNULL, start_new_session=True,
+    ) as process:  # fmt: skip
+        limit = time.monotonic() + 120
+        while not list(out.glob("trials/film*/rows.json")):
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not (out / "metrics.json").exists()
+    resumed = run_bench(TINY, out, resume=True, command="sigmanens bench")
+    assert without_times(resumed) == without_times(done[1])
