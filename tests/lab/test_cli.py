@@ -17,12 +17,15 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("lightning")
 
 import datasets
+import torch
 import yaml
+from safetensors.torch import load_file
 from tests.lab.pictures import write_digits, write_noise
 
 import sigmanens
 from sigmanens.errors import RunError
 from sigmanens.lab import demo, pipeline
+from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.runs import read_config, read_metrics
@@ -283,6 +286,32 @@ def test_evaluate_prints_json_and_nothing_else(
     assert row["ood"]["noise"] == pytest.approx(expected["ood"]["noise"], rel=1e-4)
     assert main(["evaluate", str(trained), "--json", "--members=1"]) == 0
     assert json.loads(capsys.readouterr().out)["members"] == 1
+
+
+def test_export_gives_what_leaves_as_files(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensemble, config, example = pipeline.load_trained(trained)
+    plain = tmp_path / "member.safetensors"
+    assert main(["export", str(trained), "--out", str(plain), "--format", "member:1"]) == 0
+    assert plain.name in capsys.readouterr().out
+    network = build_backbone(config.model.name, **{"num_classes": 10} | config.model.options)
+    width = network.linear.in_features
+    network.linear = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, 10))
+    network.load_state_dict(load_file(plain))  # trained from scratch: with the paper's head
+    network.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(network(example), ensemble.eval()(example)[1])
+    assert main(["export", str(trained), "--out", str(plain), "--format", "collapse"]) == 1
+    assert "exists already" in capsys.readouterr().err
+    program = tmp_path / "ens.pt2"
+    assert main(["export", str(trained), "--out", str(program), "--format", "program"]) == 0
+    answers = torch.export.load(program).module()(example)
+    torch.testing.assert_close(answers["probs"], ensemble.predict(example).probs)
+    for form, message in (("member:2", "0 to 1"), ("pickle", "onnx")):
+        given = ["export", str(trained), "--out", str(tmp_path / "x"), "--format", form]
+        assert main(given) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_evaluate_writes_a_folder(

@@ -31,7 +31,7 @@ from sigmanens.lab.runs import Run, environment, read_config, read_metrics
 from sigmanens.lab.training import TrainingResult, members_of, parameters, train_network
 from sigmanens.objective import EnsembleLoss
 
-__all__ = ["evaluate_run", "load_run", "train_run"]
+__all__ = ["evaluate_run", "load_run", "load_trained", "train_run"]
 
 
 def train_run(
@@ -165,6 +165,16 @@ def load_run(folder: Path) -> tuple[SigmaEnsemble, TrainConfig]:
     """
     ensemble, config, _ = _restore(folder)
     return ensemble, config
+
+
+def load_trained(folder: Path) -> tuple[SigmaEnsemble, TrainConfig, Tensor]:
+    """The same, with a few test pictures (B, C, H, W) as its example.
+
+    Raises:
+        as :func:`load_run`.
+    """
+    ensemble, config, data = _restore(folder)
+    return ensemble, config, data.test.images[:4]
 
 
 def evaluate_run(folder: Path, *, members: int | None = None, command: str = "") -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""``sigmanens export``: what leaves of a finished training, as one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from sigmanens.checkpoint import write_atomic
+from sigmanens.errors import ConfigError, RunError
+from sigmanens.lab.pipeline import load_trained
+from sigmanens.onnx import export_onnx
+from sigmanens.program import export_program
+
+__all__ = ["FORMATS", "export_run"]
+
+FORMATS = ("onnx", "program", "collapse", "member:<i>")
+"""What can leave: ONNX, a ``torch.export`` program, one plain network's tensors."""
+
+
+def export_run(folder: Path, out: Path, form: str) -> Path:
+    """Export the ensemble of a finished run of ``sigmanens train``.
+
+    "onnx" and "program" give the decomposed prediction for any batch size; "collapse" and
+    "member:<i>" the tensors of a plain network of the base's class, safetensors, with the base's
+    name in the file's metadata. Where heads are fresh, its head is a norm and a Linear.
+
+    Args:
+        folder: the run.
+        out: the file to write; it must not exist.
+        form: one of ``FORMATS``.
+
+    Returns:
+        the file.
+
+    Raises:
+        ConfigError: for an unknown form or a member that is not there. RunError: if the file exists
+            or cannot be written, or the run is none. What the export raises.
+    """
+    kind, _, number = form.partition(":")
+    numbered = kind == "member" and number.isdecimal()
+    if form not in FORMATS[:3] and not numbered:
+        raise ConfigError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
+    if out.exists():
+        raise RunError(f"{out} exists already; give another --out")
+    ensemble, config, example = load_trained(folder)
+    if numbered and int(number) >= ensemble.num_members:
+        raise ConfigError(
+            f"--format is {form!r}, but the members are 0 to {ensemble.num_members - 1}"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "onnx":
+            return export_onnx(ensemble, out, example)
+        if kind == "program":
+            torch.export.save(export_program(ensemble, example), out)
+            return out
+        plain = ensemble.member(int(number)) if numbered else ensemble.collapse()
+        write_atomic(out, _tensors(plain, config.model.name, config.model.options))
+    except OSError as e:
+        raise RunError(f"could not write {out}: {e.strerror or e}") from e
+    return out
+
+
+def _tensors(network: nn.Module, name: str, options: object) -> bytes:
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
+    return save(tensors, {"model": name, "options": json.dumps(options)})
