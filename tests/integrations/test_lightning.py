@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     # What Lightning advises somebody who writes a training; these sets are tiny on purpose.
     "ignore:The '.*_dataloader' does not have many workers:UserWarning",
     "ignore:The number of training batches:UserWarning",
+    "ignore:You defined a `validation_step` but have no:UserWarning",
     "ignore:Be aware that when using `ckpt_path`, callbacks used to create:UserWarning",
 )
 
@@ -122,6 +123,25 @@ def test_a_film_ensemble_trains_without_owners() -> None:
     assert math.isfinite(module.history[0]["cosine"])
 
 
+def test_multistep_rates_fall_after_their_epochs() -> None:
+    rates = Rates()
+    module = EnsembleModule(
+        ensemble(), EnsembleLoss(), lr=0.04, schedule="multistep", milestones=[1, 3], gamma=0.5
+    )
+    trainer(4, callbacks=[rates]).fit(module, loader())
+    per_epoch = len(rates.seen) // 4
+    expected = [0.04] * per_epoch + [0.02] * 2 * per_epoch + [0.01] * per_epoch
+    assert [step["no_decay"] for step in rates.seen] == pytest.approx(expected)
+    scales = [step["scales_batch_norm"] for step in rates.seen]
+    assert scales == pytest.approx([100 * rate for rate in expected])
+
+
+@pytest.mark.parametrize("options", [{}, {"milestones": [0]}, {"milestones": [2], "gamma": 0.0}])
+def test_multistep_needs_its_milestones(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="milestones"):
+        EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, schedule="multistep", **options)
+
+
 @pytest.mark.parametrize("schedule", ["folded", "sequential"])
 def test_one_cycle_keeps_the_peak_of_each_group(schedule: str) -> None:
     model, rates = ensemble(schedule=schedule), Rates()
@@ -204,7 +224,10 @@ def test_optimizers(options: dict[str, Any], kind: type, momentum: float | None)
     ("options", "message"),
     [
         ({"optimizer": "lamb"}, r"optimizer is 'lamb'; expected one of sgd, adam, adamw"),
-        ({"schedule": "step"}, r"schedule is 'step'; expected one of onecycle, cosine, constant"),
+        (
+            {"schedule": "step"},
+            r"schedule is 'step'; expected one of onecycle, cosine, multistep, constant",
+        ),
         ({"momentum": 1.0}, r"momentum is 1\.0; expected a number in \[0, 1\)"),
         ({"rise": -0.1}, r"rise is -0\.1; expected a number in \[0, 1\)"),
     ],

@@ -16,7 +16,8 @@ pytest.importorskip("rich")
 from sigmanens import theory
 from sigmanens.errors import ConfigError, DiversityError
 from sigmanens.lab.cli import main
-from sigmanens.lab.explain import ExplainConfig, bars, explain, sentences, table_rows
+from sigmanens.lab.explain import ExplainConfig, explain
+from sigmanens.lab.explain_words import bars, sentences, table_rows
 
 SMALL = {"steps": 30, "channels": 800}
 

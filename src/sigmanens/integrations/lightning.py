@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from sigmanens import measures
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
+from sigmanens.integrations.scores import Scores
 from sigmanens.objective import EnsembleLoss, param_groups
 from sigmanens.prediction import logits_of
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "EnsembleModule"]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("onecycle", "cosine", "constant")
+SCHEDULES = ("onecycle", "cosine", "multistep", "constant")
 
 
 class EnsembleModule(L.LightningModule):
@@ -28,6 +29,11 @@ class EnsembleModule(L.LightningModule):
     Batches are pairs ``(x, y)``. A :class:`SigmaEnsemble` with ``schedule="sequential"`` is trained
     one member at a time (:meth:`SigmaEnsemble.backward`), with the memory of one.
 
+    Validation logs ``val_nll``, ``val_accuracy``, ``val_ece`` and ``val_jensen_gap`` of the
+    averaged distribution (:class:`~sigmanens.integrations.scores.Scores`), for ``ModelCheckpoint``
+    and ``EarlyStopping`` to monitor; testing the same under ``test_``. The second of several data
+    loaders has ``val_nll_1`` and so on.
+
     Args:
         network: a SigmaEnsemble, or a rival with the same interface.
         loss_fn: an :class:`~sigmanens.EnsembleLoss`.
@@ -35,17 +41,19 @@ class EnsembleModule(L.LightningModule):
         weight_decay: on weights only (see :func:`~sigmanens.param_groups`).
         scale_lr_mult: factor on the rate of scales.
         optimizer: "sgd" (with ``momentum``, ``nesterov``), "adam" or "adamw".
-        schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine" or
-            "constant"; each parameter group keeps its own peak.
-        transform: applied to every x before the network.
+        schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine",
+            "multistep" (times ``gamma`` after each epoch of ``milestones``) or "constant"; each
+            parameter group keeps its own peak.
+        transform: applied to every x before the network, in validation and testing too.
 
     Attributes:
         history: one dict per epoch: epoch, loss, task, penalty, lr (base rate of the last step)
-            and, for a SigmaEnsemble, cosine, owners and saturation of the scales; kept in Lightning
-            checkpoints.
+            and, for a SigmaEnsemble, cosine, owners and saturation of the scales; what validation
+            logged in this epoch. Kept in Lightning checkpoints.
 
     Raises:
-        InputError: for an unknown optimizer or schedule, or a momentum or rise outside [0, 1).
+        InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1), or
+            "multistep" without milestones.
     """
 
     def __init__(
@@ -61,6 +69,8 @@ class EnsembleModule(L.LightningModule):
         nesterov: bool = True,
         schedule: str = "onecycle",
         rise: float = 0.2,
+        milestones: Sequence[int] = (),
+        gamma: float = 0.1,
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
@@ -73,17 +83,25 @@ class EnsembleModule(L.LightningModule):
         for key, share in (("momentum", momentum), ("rise", rise)):
             if not 0 <= share < 1:
                 raise InputError(f"{key} is {share!r}; expected a number in [0, 1)")
+        if schedule == "multistep" and (not milestones or min(milestones) < 1 or not gamma > 0):
+            raise InputError(
+                f"schedule 'multistep' got milestones {list(milestones)} and gamma {gamma!r}; "
+                "expected at least one epoch ≥ 1, and a factor > 0"
+            )
         self.network = network
         self.loss_fn = loss_fn
         self.options = {"lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult}
         self.kind = optimizer
         self.momentum, self.nesterov = momentum, nesterov
         self.rates, self.rise = schedule, rise
+        self.milestones, self.gamma = tuple(milestones), gamma
         self.transform = transform
         self.history: list[dict[str, float]] = []
         self._sums: dict[str, float] = {}
         self._batches = 0
         self._rate = lr
+        self._scores: dict[int, Scores] = {}
+        self._validated: dict[str, float] = {}
         sequential = isinstance(network, SigmaEnsemble) and network.schedule == "sequential"
         self.automatic_optimization = not sequential
 
@@ -92,14 +110,7 @@ class EnsembleModule(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step on ``(x, y)``; the loss returned is the total."""
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise InputError(
-                f"the data loader gave a {type(batch).__name__}; expected pairs (x, y) of inputs "
-                "and labels"
-            )
-        x, y = batch
-        if self.transform is not None:
-            x = self.transform(x)
+        x, y = self._pair(batch)
         group = self.trainer.optimizers[0].param_groups[0]
         self._rate = float(group["lr"]) / group["lr_mult"]
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
@@ -117,6 +128,64 @@ class EnsembleModule(L.LightningModule):
                 scheduler.step()  # type: ignore[union-attr]
         self._record(loss.detach())
         return loss
+
+    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise InputError(
+                f"the data loader gave a {type(batch).__name__}; expected pairs (x, y) of inputs "
+                "and labels"
+            )
+        x, y = batch
+        return (x if self.transform is None else self.transform(x)), y
+
+    def validation_step(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Add ``(x, y)``, y class indices, to the scores of its data loader."""
+        x, y = self._pair(batch)
+        if dataloader_idx not in self._scores:
+            self._scores[dataloader_idx] = Scores(self.loss_fn.class_dim, self.loss_fn.ignore_index)
+        ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
+        temperature = 1.0 if ensemble is None else float(ensemble.temperature)
+        self._scores[dataloader_idx].update(logits_of(self.network(x)), y, temperature)
+
+    def test_step(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """As :meth:`validation_step`."""
+        self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        self._scores = {}
+
+    def on_test_epoch_start(self) -> None:
+        self._scores = {}
+
+    def on_validation_epoch_end(self) -> None:
+        found = self._log_scores("val")
+        if not self.trainer.sanity_checking:
+            self._validated = found
+
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test")
+
+    def _log_scores(self, stage: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for index, scores in self._scores.items():
+            end = f"_{index}" if index else ""
+            values = scores.compute(self._add_up)
+            found |= {f"{stage}_{key}{end}": value for key, value in values.items()}
+        self._scores = {}
+        for name, value in found.items():  # equal in all processes
+            self.log(name, value, prog_bar=name.endswith("_nll"), sync_dist=True)
+        return found
+
+    def _add_up(self, sums: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return sums
+        total = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
 
     def _record(self, loss: Tensor) -> None:
         values = {
@@ -139,7 +208,8 @@ class EnsembleModule(L.LightningModule):
             entry["owners"] = measures.owners(self.network)
             entry["saturation"] = measures.saturation(self.network)
             self.log("cosine", entry["cosine"], prog_bar=True)
-        self.history.append(entry)
+        self.history.append(entry | self._validated)
+        self._validated = {}
         self._sums, self._batches = {}, 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -179,6 +249,14 @@ class EnsembleModule(L.LightningModule):
                 pct_start=rise,
                 cycle_momentum=False,
             )
+        elif self.rates == "multistep":
+            epochs = self.trainer.max_epochs
+            if not epochs or epochs < 1:
+                raise InputError(
+                    "schedule='multistep' counts epochs, but the Trainer has no max_epochs"
+                )
+            places = [m * steps // epochs for m in self.milestones]
+            scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, places, self.gamma)
         else:
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
         return {

@@ -1,4 +1,4 @@
-"""The command line: ``sigmanens demo | train | evaluate | bench | sweep | report | explain``.
+"""The command line: ``sigmanens demo | train | evaluate | sweep | bench | report | export | …``.
 
 Exit status 0; 2 for wrong usage, be it an option or a configuration file; 1 for a failure; 130 when
 interrupted. The reason is one line.
@@ -160,8 +160,9 @@ def report(config: Namespace, command: str) -> None:
 
 def explain(config: Namespace, command: str) -> None:
     """Say what τ and λ do to M members, how hard and how fast, before anything is trained."""
-    from sigmanens.lab.explain import as_config, print_explanation, write_page
+    from sigmanens.lab.explain import as_config
     from sigmanens.lab.explain import explain as explanation
+    from sigmanens.lab.explain_words import print_explanation
 
     out = None if config.out is None else Path(config.out)
     if out is not None and (out.suffix != ".html" or out.exists()):
@@ -169,7 +170,17 @@ def explain(config: Namespace, command: str) -> None:
     found = explanation(as_config(vars(config)))
     print_explanation(found)
     if out is not None:
+        from sigmanens.lab.explain_page import write_page
+
         print(f"\nPage: {write_page(found, out)}")
+
+
+def export(config: Namespace, command: str) -> None:
+    """Export the ensemble of a finished training: ONNX, torch.export or one plain network."""
+    from sigmanens.lab.exporting import export_run
+
+    path = export_run(Path(config.run), Path(config.out), config.format)
+    print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def _parser() -> ArgumentParser:
@@ -236,6 +247,16 @@ def _parser() -> ArgumentParser:
     sub.add_argument("--out", type=str | None, default=None, help="HTML file for the page, new")
     sub.add_class_arguments(ExplainConfig)
     commands.add_subcommand("explain", sub, help=explain.__doc__)
+
+    sub = ArgumentParser(
+        description=export.__doc__, usage="sigmanens export RUN --out FILE [--format onnx]"
+    )
+    sub.add_argument("run", type=str, help="folder of a finished run of 'sigmanens train'")
+    sub.add_argument("--out", type=str, required=True, help="file to write")
+    sub.add_argument(
+        "--format", type=str, default="onnx", help="onnx, program, collapse or member:<i>"
+    )
+    commands.add_subcommand("export", sub, help=export.__doc__)
     return parser
 
 
@@ -280,6 +301,7 @@ COMMANDS: dict[str, Callable[[Namespace, str], None]] = {
     "sweep": sweep,
     "report": report,
     "explain": explain,
+    "export": export,
 }
 
 

@@ -109,8 +109,10 @@ class Recipe:
         momentum: of SGD.
         nesterov: Nesterov momentum.
         weight_decay: on weights of convolutions and linear layers only.
-        schedule: "onecycle", "cosine" or "constant".
+        schedule: "onecycle", "cosine", "multistep" or "constant".
         rise: share of the training in which the one-cycle rate rises.
+        milestones: epochs after which the multistep rate falls.
+        gamma: factor by which it falls.
         flip_crop: greatest shift in pixels of the random crop, which comes with random mirroring;
             0: no augmentation.
         border: what the crop shows beyond the picture: "zero" or "reflect".
@@ -130,6 +132,8 @@ class Recipe:
     weight_decay: float = 5e-4
     schedule: str = "onecycle"
     rise: float = 0.2
+    milestones: list[int] = field(default_factory=list)
+    gamma: float = 0.1
     flip_crop: int = 0
     border: str = "zero"
     drop_last: bool = False

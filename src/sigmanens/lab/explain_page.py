@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from sigmanens.errors import MissingPackageError
-from sigmanens.lab.explain import HEAD, MEANING, Explanation, sentences, table_rows
+from sigmanens.errors import MissingPackageError, RunError
+from sigmanens.lab.explain import Explanation
+from sigmanens.lab.explain_words import HEAD, MEANING, sentences, table_rows
 from sigmanens.lab.report.markup import esc, figure_html, prose, table_html
 from sigmanens.lab.report.plot import MUTED, Figure, Panel, axis, layout
 from sigmanens.lab.report.tables import Cell, Table
@@ -23,13 +25,30 @@ except ImportError as e:
         "the explanation is printed"
     ) from e
 
-__all__ = ["render"]
+__all__ = ["render", "write_page"]
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
 _ACCENT = "var(--accent)"
+
+
+def write_page(found: Explanation, out: Path) -> Path:
+    """Write the page to a new file and return its path.
+
+    Raises:
+        RunError: if the file exists, or cannot be written.
+    """
+    if out.exists():
+        raise RunError(f"{out} exists already; give another --out")
+    text = render(found)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise RunError(f"{out} cannot be written: {e.strerror or e}") from e
+    return out
 
 
 def render(found: Explanation) -> str:

@@ -176,6 +176,8 @@ def train_network(
         nesterov=recipe.nesterov,
         schedule=recipe.schedule,
         rise=recipe.rise,
+        milestones=recipe.milestones,
+        gamma=recipe.gamma,
     )
     epochs = _Epochs(data, recipe, seed)
     keep = _KeepState(folder)

@@ -99,6 +99,8 @@ class BenchConfig:
         data_root: folder that holds the sets as folders, by the last part of their names; it
             takes the place of hub names.
         model: the network.
+        trained_head: whether pretrained weights answer in the classes of the data; if not, one
+            network is trained before it stands for itself.
         ensemble: the conversion; its ``members`` is M of every method.
         diversity: the penalty; ``taus`` takes the place of its τ.
         recipe: the training, the same for all methods.
@@ -117,6 +119,7 @@ class BenchConfig:
     data: DataConfig = field(default_factory=DataConfig)
     data_root: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
+    trained_head: bool = True
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
@@ -169,8 +172,9 @@ class BenchConfig:
 
     @property
     def pretrained(self) -> bool:
-        """Whether the methods start from trained weights."""
-        return bool(self.model.weights or self.model.options.get("pretrained"))
+        """Whether the methods start from a network that answers already."""
+        weights = self.model.weights or self.model.options.get("pretrained")
+        return bool(weights) and self.trained_head
 
     def changed(self, variant: str) -> BenchConfig:
         """The configuration of a variant; "" is this one.
