@@ -9,8 +9,10 @@ __all__ = [
     "ConversionError",
     "DataError",
     "DiversityError",
+    "ExportError",
     "HeadNotFoundError",
     "InputError",
+    "MissingPackageError",
     "NoNormError",
     "NonFiniteError",
     "RunError",
@@ -62,6 +64,14 @@ class DiversityError(SigmaNensError, ValueError):
 
 class CheckpointError(SigmaNensError, RuntimeError):
     """A checkpoint cannot be written or read."""
+
+
+class ExportError(SigmaNensError, RuntimeError):
+    """A network cannot be exported, or what was exported computes something else."""
+
+
+class MissingPackageError(SigmaNensError, ImportError):
+    """A package that only an extra installs is not there."""
 
 
 class ConfigError(SigmaNensError, ValueError):

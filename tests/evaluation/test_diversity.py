@@ -72,9 +72,9 @@ def test_order_of_members_and_samples_does_not_matter(problem, random) -> None:
         assert measure(shuffled[0]) == pytest.approx(measure(log_probs), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.case("P4")
 @pytest.mark.parametrize("members", [1, 3])
 def test_one_member_and_equal_members_show_no_diversity(members: int) -> None:
-    # Case P4.
     log_probs, labels = draw_members(40, 5, 1, seed=3)
     log_probs = log_probs.expand(members, -1, -1)
     tolerance = 0 if members == 1 else 1e-14
@@ -121,11 +121,12 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.case("P7")
 @pytest.mark.parametrize("members", [2, 8])
 def test_working_memory_does_not_grow_with_members(
     members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Case P7: float32 input that, in float64 at once, would need four times the bound or more.
+    # Float32 input that, in float64 at once, would need four times the bound or more.
     monkeypatch.setattr(measures, "SLICE_ELEMENTS", 4096)
     logits = draw_logits(400, 20, members, seed=4).float()
     labels = torch.arange(400) % 20

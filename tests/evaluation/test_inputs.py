@@ -29,6 +29,7 @@ ON_AVERAGE: list[Function] = [
     ev.reliability,
     ev.risk_coverage,
     ev.aurc,
+    ev.eaurc,
     ev.fit_temperature,
     ev.calibrated_nll,
     ev.ece_interval,

@@ -19,17 +19,33 @@ def seeded(seed: int) -> torch.Generator:
 
 
 @pytest.mark.parametrize("method", ["percentile", "basic"])
-@pytest.mark.parametrize("metric", [ev.accuracy, ev.nll, ev.brier, ev.ece, ev.adaptive_ece])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        ev.accuracy, ev.nll, ev.brier, ev.ece, ev.adaptive_ece, ev.classwise_ece, ev.ece_debiased,
+        ev.aurc, ev.eaurc,
+    ],
+)  # fmt: skip
 def test_fast_resampling_equals_calling_the_metric(metric, method) -> None:
     # Equal mass bins are held fixed in the fast way; constant confidences leave no other choice.
     log_probs, labels = draw(40, 3, seed=1)
-    if metric is ev.adaptive_ece:
+    if metric in (ev.adaptive_ece, ev.ece_debiased):
         log_probs = log_probs[:1].expand(40, -1)
+    if metric in (ev.aurc, ev.eaurc):
+        log_probs = torch.log_softmax((2 * log_probs).round(), 1)  # ties
     settings = {"resamples": 50, "method": method}
     fast = ev.bootstrap(metric, log_probs, labels, **settings)
     slow = ev.bootstrap(lambda p, y: metric(p, y), log_probs, labels, **settings)
     assert fast.value == metric(log_probs, labels)
     assert (fast.low, fast.high) == pytest.approx((slow.low, slow.high), abs=1e-12)
+
+
+def test_fast_resampling_of_the_sharpness_equals_calling_it() -> None:
+    log_probs, _ = draw(40, 3, seed=1)
+    fast = ev.bootstrap(ev.sharpness, log_probs, resamples=50)
+    slow = ev.bootstrap(lambda p: ev.sharpness(p), log_probs, resamples=50)
+    assert (fast.low, fast.value, fast.high) == pytest.approx((slow.low, slow.value, slow.high))
+    assert fast.low < fast.value < fast.high
 
 
 def test_percentile_interval_of_a_mean_is_near_the_normal_one() -> None:
@@ -47,7 +63,7 @@ def test_percentile_interval_of_a_mean_is_near_the_normal_one() -> None:
 
 def test_basic_interval_reflects_the_percentiles_about_the_estimate() -> None:
     data = draw(100, 6, seed=2)
-    percentile = ev.bootstrap(ev.classwise_ece, *data, resamples=60)
+    percentile = ev.bootstrap(ev.classwise_ece, *data, resamples=60, method="percentile")
     basic = ev.bootstrap(ev.classwise_ece, *data, resamples=60, method="basic")
     assert (percentile.method, basic.method) == ("percentile", "basic")
     assert basic.value == percentile.value
@@ -67,10 +83,11 @@ def test_interval_of_the_nll_covers_the_truth_as_often_as_it_says() -> None:
     assert 80 <= covered <= 99
 
 
-@pytest.mark.parametrize("metric", [ev.ece, ev.adaptive_ece])
+@pytest.mark.case("P6")
+@pytest.mark.parametrize("metric", [ev.ece, ev.adaptive_ece, ev.classwise_ece, ev.ece_debiased])
 @pytest.mark.parametrize("samples", [50, 300])
 def test_interval_of_the_ece_covers_0_for_a_calibrated_model(metric, samples: int) -> None:
-    # Case P6. At least 97.5 % by construction, and not by always starting at 0 (next test).
+    # At least 97.5 % by construction, and not by always starting at 0 (next test).
     covered = 0
     for seed in range(0, 80, 2):
         data = draw(samples, 10, seed=seed)
@@ -80,16 +97,22 @@ def test_interval_of_the_ece_covers_0_for_a_calibrated_model(metric, samples: in
         covered += interval.low == 0
     assert covered >= 36
     percentile = ev.bootstrap(metric, *data, resamples=80, method="percentile")
-    assert percentile.low > 0, "the plain bootstrap would have done"
+    if metric is not ev.ece_debiased:
+        assert percentile.low > 0, "the plain bootstrap would have done"
 
 
+@pytest.mark.parametrize(
+    ("metric", "samples"), [(ev.ece, 500), (ev.classwise_ece, 2000), (ev.ece_debiased, 500)]
+)
 @pytest.mark.parametrize("temperature", [0.4, 0.8])
-def test_interval_of_the_ece_covers_the_truth_of_a_miscalibrated_model(temperature: float) -> None:
-    truth = ev.ece(*draw(400_000, 10, seed=99, temperature=temperature))
+def test_interval_of_the_ece_covers_the_truth_of_a_miscalibrated_model(
+    metric, samples: int, temperature: float
+) -> None:
+    truth = metric(*draw(400_000, 10, seed=99, temperature=temperature))
     covered = excluded = 0
     for seed in range(0, 80, 2):
-        data = draw(500, 10, seed=seed, temperature=temperature)
-        interval = ev.ece_interval(*data, resamples=80)
+        data = draw(samples, 10, seed=seed, temperature=temperature)
+        interval = ev.ece_interval(*data, metric=metric, resamples=80)
         covered += interval.low <= truth <= interval.high
         excluded += interval.low > 0
     assert covered >= 34
@@ -102,7 +125,28 @@ def test_bins_of_a_partial_reach_the_interval() -> None:
     assert by_partial == ev.ece_interval(*data, 5, resamples=80)
     assert by_partial.value != ev.ece(*data)
     equal_mass = ev.bootstrap(partial(ev.adaptive_ece, bins=5), *data, resamples=80)
-    assert equal_mass == ev.ece_interval(*data, 5, scheme="equal_mass", resamples=80)
+    assert equal_mass == ev.ece_interval(*data, 5, metric=ev.adaptive_ece, resamples=80)
+
+
+@pytest.mark.case("P6")
+def test_what_bins_says_how_in_its_interval() -> None:
+    data = draw(200, 4, seed=3)
+    schemes = {
+        ev.ece: "equal_width",
+        ev.classwise_ece: "equal_width",
+        ev.adaptive_ece: "equal_mass",
+        ev.ece_debiased: "equal_mass",
+    }
+    for metric, scheme in schemes.items():
+        for method in ("auto", "basic"):
+            found = ev.bootstrap(partial(metric, bins=7), *data, resamples=40, method=method)
+            assert (found.bins, found.scheme, found.n) == (7, scheme, 200)
+            assert found.value == pytest.approx(metric(*data, 7), abs=1e-15)
+        both = ev.paired_difference(metric, data[0], data[0], data[1], resamples=40)
+        assert (both.bins, both.scheme, both.value) == (15, scheme, 0)
+    assert ev.bootstrap(ev.nll, *data, resamples=40).bins is None
+    with pytest.raises(InputError, match="metric is 'nll'; expected ece"):
+        ev.ece_interval(*data, metric=ev.nll)
 
 
 def test_perfect_predictions_have_an_interval_of_width_0() -> None:
@@ -188,7 +232,7 @@ def test_results_repeat_and_leave_the_global_generator_alone() -> None:
 def test_slices_of_resamples_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw(50, 3, seed=7)
     whole = ev.bootstrap(ev.brier, *data, resamples=60)
-    monkeypatch.setattr(ev.intervals, "_SLICE_ELEMENTS", 7 * 50)
+    monkeypatch.setattr(ev.resampling, "_SLICE_ELEMENTS", 7 * 50)
     assert ev.bootstrap(ev.brier, *data, resamples=60) == whole
 
 

@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from sigmanens import evaluation as ev
 
 POINTWISE = [ev.accuracy, ev.nll, ev.brier, ev.ece, ev.adaptive_ece, ev.classwise_ece]
-ALL = [*POINTWISE, ev.ece_debiased, ev.aurc]
+ALL = [*POINTWISE, ev.ece_debiased, ev.aurc, ev.eaurc]
 
 problems = st.builds(
     draw,
@@ -48,6 +48,7 @@ def test_calibration_errors_equal_brute_force_counts(problem, bins) -> None:
             oracle.ece_debiased_squared(probs, y, bins), abs=1e-12
         )
         assert ev.aurc(*problem) == pytest.approx(oracle.aurc(probs, y), abs=1e-12)
+        assert ev.eaurc(*problem) == pytest.approx(oracle.eaurc(probs, y), abs=1e-12)
 
 
 @given(problems, st.randoms(use_true_random=False))
@@ -92,9 +93,10 @@ def test_ece_agrees_with_torchmetrics_inside_the_bins(bins: int) -> None:
     assert ev.ece(log_probs, labels, bins) == pytest.approx(expected.item(), abs=1e-7)
 
 
+@pytest.mark.case("P5")
 @pytest.mark.parametrize("bins", [1, 2, 10, 15])
 def test_confidence_of_exactly_0_or_1_has_no_bin_of_its_own(bins: int) -> None:
-    # Case P5. Certain rows, right and wrong; rows at 0.9 share their bin when bins < 10.
+    # Certain rows, right and wrong; rows at 0.9 share their bin when bins < 10.
     probs = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 0.9], [0.9, 0.1]]).double()
     labels = torch.tensor([0, 1, 1, 1, 1])
     table = ev.reliability(probs.log(), labels, bins)
@@ -138,9 +140,10 @@ def test_values_by_hand() -> None:
     assert ev.ece(probs.log(), labels, 1) == pytest.approx(abs(0.65 - 0.5), 1e-6)
 
 
+@pytest.mark.case("P8")
 @pytest.mark.parametrize("metric", [*ALL, ev.ece_interval])
 def test_one_sided_logits_of_ten_thousand_stay_finite(metric: Callable[..., object]) -> None:
-    # Case P8: float32 logits at ±1e4, in log_softmax rather than log(softmax).
+    # Float32 logits at ±1e4, in log_softmax rather than log(softmax).
     logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 1e4], [1e4, 1e4, -1e4]])
     labels = torch.tensor([1, 2, 0])
     value = metric(torch.log_softmax(logits, 1), labels)
@@ -182,8 +185,9 @@ def test_equal_confidences_share_a_bin_of_equal_mass() -> None:
     assert ev.adaptive_ece(log_probs, labels, 10) == pytest.approx(0.15, 1e-5)
 
 
+@pytest.mark.case("P6")
 def test_debiased_error_averages_to_the_truth() -> None:
-    # Case P6. Squared error of the calibrated model is 0; the plain ECE is far from it.
+    # Squared error of the calibrated model is 0; the plain ECE is far from it.
     calibrated = [draw(200, 5, seed=s) for s in range(0, 600, 2)]
     squared = torch.tensor([ev.ece_debiased(*p, squared=True) for p in calibrated])
     standard_error = squared.std().item() / len(squared) ** 0.5
@@ -218,6 +222,9 @@ def test_risk_coverage_by_hand_and_ties_in_expectation() -> None:
     assert curve.risk == pytest.approx((0, 1 / 2, 1 / 3, 1 / 2))
     assert ev.aurc(probs.log(), torch.tensor([0, 1, 0, 1])) == pytest.approx(4 / 3 / 4)
     assert json.loads(json.dumps(curve.to_dict()))["risk"] == list(curve.risk)
+    # The best order of two errors has the risks 0, 0, 1/3, 1/2.
+    assert curve.eaurc == pytest.approx(4 / 3 / 4 - 5 / 6 / 4)
+    assert ev.eaurc(probs.log(), torch.tensor([0, 0, 1, 1])) == 0
     tied = torch.tensor([[0.9, 0.1]]).log().repeat(4, 1)
     assert ev.risk_coverage(tied, torch.tensor([0, 1, 0, 0])).risk == pytest.approx([0.25] * 4)
 

@@ -44,16 +44,16 @@ def test_measures_equal_loops_and_scikit_learn_with_ties(inside, outside) -> Non
         assert ev.fpr_at_tpr(a, b, tpr) == oracle.fpr_at_tpr(inside, outside, tpr)
 
 
+@pytest.mark.case("P2")
 @given(score_sets, score_sets)
 def test_swapping_the_sets_gives_one_minus_auroc(inside, outside) -> None:
-    # Case P2.
     a, b = torch.tensor(inside), torch.tensor(outside)
     assert ev.auroc(a, b) == pytest.approx(1 - ev.auroc(b, a), abs=1e-15)
     assert ev.aupr_in(a, b) == pytest.approx(ev.aupr_out(-b, -a), abs=1e-15)
 
 
+@pytest.mark.case("P2")
 def test_constant_scores_carry_no_information() -> None:
-    # Case P2.
     inside, outside = torch.zeros(30), torch.zeros(10)
     assert ev.auroc(inside, outside) == 0.5
     assert ev.aupr_out(inside, outside) == 0.25
@@ -61,8 +61,9 @@ def test_constant_scores_carry_no_information() -> None:
     assert ev.fpr_at_tpr(inside, outside) == 1
 
 
+@pytest.mark.case("P2")
 def test_ood_is_positive_and_high() -> None:
-    # Case P2: not symmetric in the sets, so that an exchange shows.
+    # Not symmetric in the sets, so that an exchange shows.
     inside, outside = torch.tensor([0.0, 1.0, 2.0, 6.0]), torch.tensor([3.0, 4.0, 5.0, 7.0, 8.0])
     assert ev.auroc(inside, outside) == 17 / 20
     assert ev.fpr_at_tpr(inside, outside) == 0.25
@@ -138,8 +139,8 @@ def test_decomposition_agrees_with_the_one_of_a_prediction() -> None:
     torch.testing.assert_close(found["modulation"], prediction.modulation)
 
 
+@pytest.mark.case("P3")
 def test_confident_members_that_contradict_each_other_are_uncertain() -> None:
-    # Case P3.
     logits = torch.tensor([[[100.0, -100.0, -100.0]], [[-100.0, 100.0, -100.0]]])
     found = ev.ood.scores(logits)
     assert found["predictive_entropy"].item() == pytest.approx(math.log(2), abs=1e-12)
@@ -148,8 +149,8 @@ def test_confident_members_that_contradict_each_other_are_uncertain() -> None:
     assert found["max_softmax"].item() == pytest.approx(0.5, abs=1e-12)
 
 
+@pytest.mark.case("P1")
 def test_logit_scores_of_members_by_hand() -> None:
-    # Case P1.
     logits = torch.tensor([[[3.0, 0.0]], [[1.0, 4.0]]])
     found = ev.ood.scores(logits)
     energies = [math.log(math.exp(3) + 1), math.log(math.exp(1) + math.exp(4))]
@@ -163,8 +164,9 @@ def test_logit_scores_of_members_by_hand() -> None:
         torch.testing.assert_close(shifted[name], found[name])
 
 
+@pytest.mark.case("P2")
 def test_every_score_rises_on_planted_ood() -> None:
-    # Case P2: elsewhere logits are smaller and members agree less.
+    # Elsewhere logits are smaller and members agree less.
     generator = torch.Generator().manual_seed(0)
     common = torch.randn(1, 400, 5, generator=generator)
     own = torch.randn(4, 400, 5, generator=generator)
@@ -174,8 +176,8 @@ def test_every_score_rises_on_planted_ood() -> None:
         assert ev.auroc(inside[name], outside[name]) > 0.7, name
 
 
+@pytest.mark.case("P4")
 def test_one_member_has_no_modulation() -> None:
-    # Case P4.
     found = ev.ood.scores(draw_logits(20, 5, 1, seed=2))
     assert (found["modulation"] == 0).all()
     assert torch.equal(found["predictive_entropy"], found["expected_entropy"])
@@ -188,8 +190,8 @@ def test_very_confident_samples_keep_their_order() -> None:
     assert rest.tolist() == pytest.approx(expected, rel=1e-9, abs=0)
 
 
+@pytest.mark.case("P8")
 def test_logits_of_ten_thousand_and_excluded_classes_stay_finite() -> None:
-    # Case P8.
     logits = torch.tensor([[[1e4, -1e4, 0.0]], [[-1e4, 1e4, -math.inf]]])
     for name, value in ev.ood.scores(logits).items():
         assert math.isfinite(value.item()), name

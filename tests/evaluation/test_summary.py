@@ -15,6 +15,7 @@ from sigmanens.prediction import log_mean_exp
 
 KEYS = {
     "n",
+    "bins",
     "accuracy",
     "nll",
     "ece",
@@ -28,13 +29,18 @@ KEYS = {
     "pairwise_kl",
     "modulation",
     "jensen_gap",
+    "adaptive_ece",
+    "classwise_ece",
     "ece_debiased",
+    "sharpness",
+    "aurc",
+    "eaurc",
     "reliability",
 }
 
 
+@pytest.mark.case("P8")
 def test_every_value_comes_from_the_same_averaged_distribution() -> None:
-    # Case P8.
     logits = draw_logits(300, 5, 4, seed=1)
     labels = draw_members(300, 5, 4, seed=1)[1]
     members = torch.log_softmax(logits, 2)
@@ -44,6 +50,7 @@ def test_every_value_comes_from_the_same_averaged_distribution() -> None:
     tempered = ev.apply_temperature(averaged, 1.7)
     assert row == {
         "n": 300,
+        "bins": 10,
         "accuracy": ev.accuracy(averaged, labels),
         "nll": ev.nll(averaged, labels),
         "ece": ev.ece(averaged, labels, 10),
@@ -57,7 +64,12 @@ def test_every_value_comes_from_the_same_averaged_distribution() -> None:
         "pairwise_kl": ev.pairwise_kl(members),
         "modulation": ev.modulation(members),
         "jensen_gap": ev.jensen_gap(members, labels),
+        "adaptive_ece": ev.adaptive_ece(averaged, labels, 10),
+        "classwise_ece": ev.classwise_ece(averaged, labels, 10),
         "ece_debiased": ev.ece_debiased(averaged, labels, 10),
+        "sharpness": ev.sharpness(averaged),
+        "aurc": ev.aurc(averaged, labels),
+        "eaurc": ev.eaurc(averaged, labels),
         "reliability": ev.reliability(averaged, labels, 10).to_dict(),
     }
     assert row["jensen_gap"] == pytest.approx(row["member_nll"] - row["nll"])
@@ -82,8 +94,8 @@ def test_without_a_temperature_the_calibrated_values_are_null() -> None:
     assert row["nll_calibrated"] is row["ece_calibrated"] is row["temperature"] is None
 
 
+@pytest.mark.case("P4")
 def test_one_member_is_the_single_model() -> None:
-    # Case P4.
     logits = draw_logits(200, 6, 1, seed=3)
     labels = draw_members(200, 6, 1, seed=3)[1]
     row = ev.summarize(logits, labels)
@@ -97,8 +109,9 @@ def test_one_member_is_the_single_model() -> None:
         assert row[key] == 0, key
 
 
+@pytest.mark.case("P8")
 def test_logits_of_ten_thousand_stay_finite() -> None:
-    # Case P8: two members, both certain, one wrong; p̄ = ½ although log(softmax) would be −inf.
+    # Two members, both certain, one wrong; p̄ = ½ although log(softmax) would be −inf.
     logits = torch.tensor([[[1e4, -1e4, -1e4]], [[-1e4, 1e4, -1e4]]])
     row = ev.summarize(logits, torch.tensor([0]), temperature=2.0)
     assert row["nll"] == pytest.approx(math.log(2))
@@ -130,8 +143,8 @@ def test_cuda_and_cpu_agree() -> None:
     assert 0.5 < ev.auroc(inside["energy"], outside["energy"]) <= 1
 
 
+@pytest.mark.case("P7")
 def test_slices_of_samples_do_not_change_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Case P7.
     logits = draw_logits(103, 4, 3, seed=5)
     labels = torch.arange(103) % 4
     whole = ev.summarize(logits, labels, temperature=0.8)

@@ -88,6 +88,13 @@ def aurc(probs: Rows, labels: Sequence[int]) -> float:
     return sum(risks) / len(risks)
 
 
+def eaurc(probs: Rows, labels: Sequence[int]) -> float:
+    """AURC minus that of the same samples with the errors last."""
+    right = sum(hit for _, hit in top_labels(probs, labels))
+    risks = [max(0, k - right) / k for k in range(1, len(labels) + 1)]
+    return aurc(probs, labels) - sum(risks) / len(risks)
+
+
 def auroc(inside: Sequence[float], outside: Sequence[float]) -> float:
     wins = sum((o > i) + 0.5 * (o == i) for i in inside for o in outside)
     return wins / (len(inside) * len(outside))
@@ -138,3 +145,13 @@ def pairwise_kl(members: Sequence[Rows]) -> float:
         for p, q in zip(first, second, strict=True)
     ]
     return sum(values) / len(values) if values else 0.0
+
+
+def first_not_above(points: Sequence[float], target: float) -> float | None:
+    """Walk from 1 along straight lines through the points at 1, 2, … in steps of 1/1000."""
+    for step in range((len(points) - 1) * 1000 + 1):
+        left, share = divmod(step, 1000)
+        right = min(left + 1, len(points) - 1)
+        if points[left] + (points[right] - points[left]) * share / 1000 <= target:
+            return 1 + step / 1000
+    return None

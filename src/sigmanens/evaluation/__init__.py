@@ -2,10 +2,26 @@
 
 ``log_probs`` (B, C) are natural-log probabilities of the averaged distribution,
 ``member_log_probs`` (M, B, C) those of the members, ``labels`` (B,) integers. OOD scores of member
-logits are in :mod:`sigmanens.evaluation.ood`.
+logits are in :mod:`sigmanens.evaluation.ood`, those of features in
+:mod:`sigmanens.evaluation.feature_score`.
 """
 
-from sigmanens.evaluation import calibration, diversity, intervals, metrics, ood, summary
+from sigmanens.evaluation import (
+    calibration,
+    diversity,
+    equivalent,
+    feature_score,
+    intervals,
+    inversion,
+    mahalanobis,
+    metrics,
+    neighbours,
+    ood,
+    resampling,
+    risk,
+    summary,
+    vim,
+)
 from sigmanens.evaluation.calibration import (
     TEMPERATURE_BOUNDS,
     apply_temperature,
@@ -20,30 +36,39 @@ from sigmanens.evaluation.diversity import (
     modulation,
     pairwise_kl,
 )
+from sigmanens.evaluation.equivalent import Equivalent, deep_ensemble_equivalent
+from sigmanens.evaluation.feature_score import FeatureScore
 from sigmanens.evaluation.intervals import Interval, bootstrap, ece_interval, paired_difference
+from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
 from sigmanens.evaluation.metrics import (
     Reliability,
-    RiskCoverage,
     accuracy,
     adaptive_ece,
-    aurc,
     brier,
     classwise_ece,
     ece,
     ece_debiased,
     nll,
     reliability,
-    risk_coverage,
     sharpness,
 )
+from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
+from sigmanens.evaluation.risk import RiskCoverage, aurc, eaurc, risk_coverage
 from sigmanens.evaluation.summary import summarize
+from sigmanens.evaluation.vim import ViM
 
 __all__ = [
+    "KNN",
     "TEMPERATURE_BOUNDS",
+    "Equivalent",
+    "FeatureScore",
     "Interval",
+    "Mahalanobis",
+    "RelativeMahalanobis",
     "Reliability",
     "RiskCoverage",
+    "ViM",
     "accuracy",
     "adaptive_ece",
     "apply_temperature",
@@ -56,26 +81,36 @@ __all__ = [
     "calibrated_nll",
     "calibration",
     "classwise_ece",
+    "deep_ensemble_equivalent",
     "disagreement",
     "diversity",
+    "eaurc",
     "ece",
     "ece_debiased",
     "ece_interval",
+    "equivalent",
+    "feature_score",
     "fit_temperature",
     "fpr_at_tpr",
     "intervals",
+    "inversion",
     "jensen_gap",
+    "mahalanobis",
     "member_accuracy",
     "member_nll",
     "metrics",
     "modulation",
+    "neighbours",
     "nll",
     "ood",
     "paired_difference",
     "pairwise_kl",
     "reliability",
+    "resampling",
+    "risk",
     "risk_coverage",
     "sharpness",
     "summarize",
     "summary",
+    "vim",
 ]

@@ -1,4 +1,4 @@
-"""Accuracy, proper scores, calibration errors and risk–coverage of one predictive distribution.
+"""Accuracy, proper scores and calibration errors of one predictive distribution.
 
 Conventions of the whole package: ``log_probs`` (B, C) are natural-log probabilities of the
 averaged distribution, ``labels`` (B,) integers in 0 … C−1. Tensors of any float type and device
@@ -142,6 +142,11 @@ def sample_brier(log_probs: Any, labels: Any) -> Tensor:
     return error.square().sum(1).cpu()
 
 
+def sample_confidence(log_probs: Any) -> Tensor:
+    """Confidence max_c p_c per sample: (B,), in [1/C, 1]."""
+    return as_log_probs(log_probs).amax(1).exp().clamp_max(1).cpu()
+
+
 def accuracy(log_probs: Any, labels: Any) -> float:
     """Fraction of samples whose most probable class is the label."""
     return sample_accuracy(log_probs, labels).mean().item()
@@ -162,7 +167,7 @@ def sharpness(log_probs: Any) -> float:
 
     Sharpness minus accuracy is the overall over-confidence.
     """
-    return as_log_probs(log_probs).amax(1).exp().mean().item()
+    return sample_confidence(log_probs).mean().item()
 
 
 def top_label(log_probs: Any, labels: Any) -> tuple[Tensor, Tensor]:
@@ -223,6 +228,20 @@ class Reliability:
         """Σ_b (n_b/n) |accuracy_b − confidence_b| over these bins."""
         rows = zip(self.count, self.accuracy, self.confidence, strict=True)
         return sum(n * abs(a - c) for n, a, c in rows if a is not None and c is not None) / self.n
+
+    @property
+    def debiased_squared(self) -> float:
+        """E² of :func:`ece_debiased` over these bins; may be negative."""
+        total = 0.0
+        for count, acc, conf in zip(self.count, self.accuracy, self.confidence, strict=True):
+            if acc is not None and conf is not None and count > 1:
+                total += count * ((acc - conf) ** 2 - acc * (1 - acc) / (count - 1))
+        return total / self.n
+
+    @property
+    def debiased(self) -> float:
+        """√max(E², 0) of :func:`ece_debiased` over these bins."""
+        return max(self.debiased_squared, 0.0) ** 0.5
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that ``json`` can write, with the number of bins added as ``bins``."""
@@ -285,13 +304,29 @@ def classwise_ece(log_probs: Any, labels: Any, bins: int = DEFAULT_BINS) -> floa
     For each class, its probability is binned at equal width over all samples, and compared with
     how often the class was the label in that bin.
     """
+    _, confidence, labelled = class_bins(log_probs, labels, bins)
+    n = as_tensor(labels, "labels").numel()
+    return (confidence - labelled).abs().sum().item() / (len(confidence) * n)
+
+
+def class_bins(log_probs: Any, labels: Any, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each class and bin of its probability, over all samples: (C, bins) float64 each.
+
+    Returns:
+        the samples in the bin, the sum of their probabilities of the class, and how many of them
+        have it as their label.
+    """
     log_p = as_log_probs(log_probs)
-    target = as_labels(labels, log_p)[:, None]
-    probs = log_p.exp()
-    index = bin_index(probs, bins)
-    residual = probs.scatter_add(1, target, -torch.ones_like(target, dtype=torch.float64))
-    gaps = [residual.where(index == b, 0.0).sum(0).abs() for b in range(bins)]
-    return torch.stack(gaps).sum(0).mean().item() / len(log_p)
+    target = as_labels(labels, log_p)
+    probs, target = log_p.exp().cpu(), target.cpu()
+    classes = probs.shape[1]
+    cell = bin_index(probs, bins) + torch.arange(classes) * bins
+    own = cell.gather(1, target[:, None]).squeeze(1)
+    size = classes * bins
+    count = torch.bincount(cell.flatten(), minlength=size).double()
+    total = torch.bincount(cell.flatten(), weights=probs.flatten(), minlength=size)
+    labelled = torch.bincount(own, minlength=size).double()
+    return count.view(classes, bins), total.view(classes, bins), labelled.view(classes, bins)
 
 
 def ece_debiased(
@@ -311,49 +346,4 @@ def ece_debiased(
         squared: return E² itself, which may be negative and averages to the truth.
     """
     table = reliability(log_probs, labels, bins, "equal_mass")
-    total = 0.0
-    for count, acc, conf in zip(table.count, table.accuracy, table.confidence, strict=True):
-        if acc is not None and conf is not None and count > 1:
-            total += count * ((acc - conf) ** 2 - acc * (1 - acc) / (count - 1))
-    return total / table.n if squared else max(total / table.n, 0.0) ** 0.5
-
-
-@dataclass(frozen=True)
-class RiskCoverage:
-    """Error among the k most confident samples, k = 1 … n.
-
-    Attributes:
-        coverage: k/n.
-        risk: fraction of errors among the k most confident samples.
-    """
-
-    coverage: tuple[float, ...]
-    risk: tuple[float, ...]
-
-    @property
-    def aurc(self) -> float:
-        """Area under the curve: the mean risk over k = 1 … n."""
-        return sum(self.risk) / len(self.risk)
-
-    def to_dict(self) -> dict[str, list[float]]:
-        """A dict that ``json`` can write."""
-        return {"coverage": list(self.coverage), "risk": list(self.risk)}
-
-
-def risk_coverage(log_probs: Any, labels: Any) -> RiskCoverage:
-    """Selective risk when only the most confident samples are answered (arXiv 1805.08206).
-
-    Samples of equal confidence count with their mean error, which is the expectation over their
-    order. Arguments as in :func:`accuracy`.
-    """
-    confidence, correct = top_label(log_probs, labels)
-    groups, sizes = torch.unique(-confidence, return_inverse=True, return_counts=True)[1:]
-    errors = torch.bincount(groups, weights=1 - correct) / sizes
-    k = torch.arange(1, len(confidence) + 1, dtype=torch.float64)
-    risk = errors.repeat_interleave(sizes).cumsum(0) / k
-    return RiskCoverage(tuple((k / len(k)).tolist()), tuple(risk.tolist()))
-
-
-def aurc(log_probs: Any, labels: Any) -> float:
-    """Area under the risk–coverage curve (arXiv 1805.08206); lower is better."""
-    return risk_coverage(log_probs, labels).aurc
+    return table.debiased_squared if squared else table.debiased

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigmanens.evaluation import diversity, metrics
+from sigmanens.evaluation import diversity, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature
 from sigmanens.prediction import log_mean_exp
 
@@ -42,12 +42,14 @@ def summarize(
         temperature: T fitted on held-out data
             (:func:`~sigmanens.evaluation.calibration.fit_temperature`), applied after averaging;
             None leaves ``nll_calibrated`` and ``ece_calibrated`` at None.
-        bins: bins of every calibration error, equal width except in ``ece_debiased``.
+        bins: bins of every calibration error; of equal width, and of equal mass in
+            ``adaptive_ece`` and ``ece_debiased``.
 
     Returns:
-        ``n``, ``accuracy``, ``nll``, ``ece``, ``nll_calibrated``, ``ece_calibrated``,
+        ``n``, ``bins``, ``accuracy``, ``nll``, ``ece``, ``nll_calibrated``, ``ece_calibrated``,
         ``temperature``, ``brier``, ``member_nll``, ``member_accuracy``, ``disagreement``,
-        ``pairwise_kl``, ``modulation``, ``jensen_gap``, ``ece_debiased``, ``reliability`` (a dict).
+        ``pairwise_kl``, ``modulation``, ``jensen_gap``, ``adaptive_ece``, ``classwise_ece``,
+        ``ece_debiased``, ``sharpness``, ``aurc``, ``eaurc``, ``reliability`` (a dict).
         NLLs, KL, modulation and Jensen gap in nats, the rest fractions. An NLL or a KL is inf where
         a label or a class has probability 0.
 
@@ -74,6 +76,7 @@ def summarize(
     tempered = None if temperature is None else apply_temperature(log_probs, temperature)
     return {
         "n": n,
+        "bins": bins,
         "accuracy": metrics.accuracy(log_probs, target),
         "nll": metrics.nll(log_probs, target),
         "ece": metrics.ece(log_probs, target, bins),
@@ -82,6 +85,11 @@ def summarize(
         "temperature": None if temperature is None else float(temperature),
         "brier": metrics.brier(log_probs, target),
         **member,
+        "adaptive_ece": metrics.adaptive_ece(log_probs, target, bins),
+        "classwise_ece": metrics.classwise_ece(log_probs, target, bins),
         "ece_debiased": metrics.ece_debiased(log_probs, target, bins),
+        "sharpness": metrics.sharpness(log_probs),
+        "aurc": risk.aurc(log_probs, target),
+        "eaurc": risk.eaurc(log_probs, target),
         "reliability": metrics.reliability(log_probs, target, bins).to_dict(),
     }
