@@ -60,6 +60,7 @@ def saved(ens: sn.SigmaEnsemble, folder: Path, **options: str) -> dict[str, Tens
 # -- the round trip ----------------------------------------------------------------------------
 
 
+@pytest.mark.case("S1")
 @pytest.mark.parametrize("train_what", ["nothing", "members", "all"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_are_bit_equal_after_the_round_trip(
@@ -157,6 +158,7 @@ def test_the_base_is_not_touched_by_loading(tmp_path: Path) -> None:
 # -- what is written ---------------------------------------------------------------------------
 
 
+@pytest.mark.case("S1")
 def test_only_what_the_members_add_is_written(tmp_path: Path) -> None:
     base = randomise(nn.Sequential(nn.Linear(500, 500), nn.LayerNorm(500), nn.Linear(500, 3)))
     ens = sn.convert(base, 2)
@@ -245,12 +247,14 @@ def test_fingerprints_tell_bytes_shape_and_dtype_apart() -> None:
     assert fingerprint(strided) == fingerprint(strided.contiguous())
 
 
+@pytest.mark.case("S3")
 @pytest.mark.parametrize("scale", ["sigmoid", "linear"])
 def test_no_key_of_ours_has_a_name_that_transformers_renames(scale: str) -> None:
     ens = sn.convert(randomise(Pictures()), 2, scale=scale, shift=True, layers="bn1")
     assert not [k for k in ens.state_dict() if "gamma" in k or "beta" in k]
 
 
+@pytest.mark.case("S3")
 def test_a_bert_survives_the_naming_rules_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

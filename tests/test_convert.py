@@ -34,6 +34,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # -- what is replaced --------------------------------------------------------------------------
 
 
+@pytest.mark.case("C1")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_norm_of_a_nested_network_is_replaced(in_place: bool) -> None:
     base = randomise(Nested())
@@ -49,6 +50,7 @@ def test_every_norm_of_a_nested_network_is_replaced(in_place: bool) -> None:
     torch.testing.assert_close(ens(x)[1], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.case("C7")
 def test_the_base_is_bit_identical_afterwards() -> None:
     base = randomise(Nested()).train()
     base.stem[0].weight.requires_grad_(False)
@@ -65,6 +67,7 @@ def test_the_base_is_bit_identical_afterwards() -> None:
     assert torch.equal(base(x), output)
 
 
+@pytest.mark.case("C8")
 def test_modes_and_requires_grad_are_kept_module_by_module() -> None:
     base = randomise(Pictures()).train()
     base.bn1.eval()
@@ -87,6 +90,7 @@ def test_modes_and_requires_grad_are_kept_module_by_module() -> None:
     assert not net.bn1.carrier.requires_grad
 
 
+@pytest.mark.case("C12")
 def test_pretrained_tensors_are_identical_except_in_norms_and_heads() -> None:
     base = randomise(Pictures().to(memory_format=torch.channels_last))
     ens = sn.convert(base, 2)
@@ -144,6 +148,7 @@ def test_tied_norms_stay_tied(batch_norm: bool, layers: Any) -> None:
     torch.testing.assert_close(single(x), ens(x)[1])
 
 
+@pytest.mark.case("C4")
 def test_a_root_norm_is_converted_but_not_in_place() -> None:
     base = randomise(nn.LayerNorm(8)).eval()
     ens = sn.convert(base, members=3, head="shared")
@@ -274,6 +279,7 @@ def test_train_members_trains_scales_shifts_and_heads_only() -> None:
     assert all(p.requires_grad for p in everything.network.parameters())
 
 
+@pytest.mark.case("T3")
 @pytest.mark.parametrize("layers", [None, "bn1"])
 def test_frozen_statistics_survive_train_and_thaw_when_told(layers: str | None) -> None:
     ens = sn.convert(randomise(Pictures()), 2, layers=layers)
@@ -297,6 +303,7 @@ def test_frozen_statistics_survive_train_and_thaw_when_told(layers: str | None) 
 # -- the fast path of nn.TransformerEncoderLayer -----------------------------------------------
 
 
+@pytest.mark.case("C10")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # the base's own fast path
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -351,3 +358,24 @@ def test_the_report_says_what_became_of_each_norm() -> None:
     assert "heads       shared: one for all" in str(shared.report)
     assert "init        normal (as asked)" in str(shared.report)
     assert "shift one per member" in str(shared.report)
+
+
+@pytest.mark.parametrize("head", ["shared", "copy", "fresh"])
+def test_training_members_only_trains_heads_that_are_the_members(head: str) -> None:
+    base = randomise(dense())
+    ens = sn.convert(base, 3, head=head, train="members", shift=True)
+    before = {k: v.clone() for k, v in base.state_dict().items()}
+    trained = {n for n, p in ens.network.named_parameters() if p.requires_grad}
+    heads = {n for n in trained if n.startswith("6.")}
+    assert trained - heads == {
+        f"{norm}.{part}" for norm in ("1", "4") for part in ("scale_logit", "shift")
+    }
+    assert bool(heads) == (head != "shared")
+    assert any("head is no member's own" in note for note in ens.report.notes) == (head == "shared")
+    optimizer = torch.optim.SGD(sn.param_groups(ens, lr=0.1))
+    sn.EnsembleLoss()(ens(torch.randn(6, 4)), torch.arange(6) % 3).backward()
+    optimizer.step()
+    shared = ens.network.state_dict()
+    for key in before.keys() & shared.keys():
+        assert torch.equal(shared[key], before[key]) or "running" in key or "tracked" in key
+    assert ("6.weight" in shared) == (head == "shared")

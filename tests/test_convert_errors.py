@@ -26,6 +26,7 @@ def bad_example() -> dict[str, Any]:
     return {"example": torch.randn(2, 9)}
 
 
+@pytest.mark.case("C6")
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
@@ -84,6 +85,7 @@ def test_something_that_is_no_network_is_named() -> None:
         sn.convert([nn.LayerNorm(4)], 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.case("C5")
 def test_a_converted_network_is_refused_and_keeps_its_members() -> None:
     ens = sn.convert(dense(), 3)
     with pytest.raises(AlreadyConvertedError, match="a SigmaEnsemble of 3 members already"):

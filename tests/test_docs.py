@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_tables_are_made_from_the_metrics():
+@pytest.mark.parametrize("script", ["make_tables.py", "measure_collapse.py"])
+def test_the_tables_are_made_from_the_metrics(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "docs/make_tables.py", "--check"],
+        [sys.executable, f"docs/{script}", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,

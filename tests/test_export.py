@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,3 +207,32 @@ def test_heads_of_different_structure_cannot_be_averaged() -> None:
     with pytest.raises(InputError, match="heads differ in structure"):
         ens.collapse()
     assert isinstance(ens.member(1)[6], nn.Linear)
+
+
+def test_equal_heads_are_averaged_without_rounding() -> None:
+    base = randomise(dense()).eval()
+    for members in (2, 3, 7):
+        single = sn.convert(base, members).collapse()
+        assert torch.equal(single[6].weight, base[6].weight)
+        assert torch.equal(single[6].bias, base[6].bias)
+
+
+def test_an_untouched_pretrained_network_collapses_to_itself(shared: Path) -> None:
+    """ResNet-20 on pictures of CIFAR-10: the same labels, and logits up to rounding."""
+    backbones = pytest.importorskip("sigmanens.lab.backbones")
+    data_of = pytest.importorskip("sigmanens.lab.data")
+    weights = shared / "weights" / "resnet20_cifar10.safetensors"
+    base = backbones.load_weights(backbones.build_backbone("resnet20"), weights).eval()
+    data = data_of.load_images(
+        shared / "cifar10", "test", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), limit=200
+    )
+    x = data.normalized()
+    single = sn.convert(base, 4, init="preserve").collapse()
+    assert str(single) == str(base)
+    for key, value in base.state_dict().items():
+        torch.testing.assert_close(single.state_dict()[key], value, rtol=1e-6, atol=1e-7)
+    with torch.no_grad():
+        expected, got = base(x), single(x)
+    assert torch.equal(got.argmax(1), expected.argmax(1))
+    assert (expected.argmax(1) == data.labels).float().mean() > 0.85
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

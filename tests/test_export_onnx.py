@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 import sigmanens as sn
 from sigmanens import onnx as leaving
-from sigmanens.errors import InputError, SigmaNensError, SigmaNensWarning
+from sigmanens.errors import (
+    ExportError,
+    InputError,
+    MissingPackageError,
+    SigmaNensError,
+    SigmaNensWarning,
+)
 from sigmanens.lab.backbones.cifar_resnet import cifar_resnet
-from sigmanens.onnx import MissingPackageError
-from sigmanens.program import OUTPUTS, ExportError
+from sigmanens.program import OUTPUTS
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -73,6 +78,7 @@ def group_norm() -> nn.Module:
     )  # fmt: skip
 
 
+@pytest.mark.case("S4")
 @pytest.mark.parametrize(
     ("make", "name", "members", "sharpness"),
     [(resnet, "x", 3, 0.1), (vit, "x", 2, 10), (group_norm, "input", 1, 10)],
@@ -162,6 +168,7 @@ def test_the_file_names_its_inputs_outputs_and_batch_and_nothing_of_this_machine
         torch.testing.assert_close(result[name], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.case("S4")
 def test_batch_norm_is_a_scale_and_a_shift_per_member(tmp_path: Path) -> None:
     ens = trained(Pictures())
     path = sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 1, 8, 8), members=2)

@@ -23,8 +23,8 @@ from tests.networks import (
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
-from sigmanens.program import OUTPUTS, ExportError, InferenceModule
+from sigmanens.errors import ExportError, InputError, NonFiniteError, SigmaNensWarning
+from sigmanens.program import OUTPUTS, InferenceModule
 
 
 def pictures(size: int) -> Tensor:
@@ -95,6 +95,7 @@ def assert_predicts(result: dict[str, Tensor], prediction: sn.Prediction, atol: 
     assert float(prediction.modulation.max()) > 1e-4 or prediction.member_probs.shape[0] == 1
 
 
+@pytest.mark.case("S4")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_program_predicts_for_batches_of_any_size(name: str) -> None:
     ens = trained(name)
@@ -109,6 +110,7 @@ def test_the_program_predicts_for_batches_of_any_size(name: str) -> None:
         assert_predicts(run(program, inputs), ens.predict(inputs), 1e-5)
 
 
+@pytest.mark.case("S4")
 def test_statistics_are_each_members_own_and_those_of_evaluation() -> None:
     ens = trained("batch_norm")
     program = sn.export_program(ens, pictures(4))

@@ -42,6 +42,7 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
+@pytest.mark.case("C14")
 @pytest.mark.parametrize("scale", ["sigmoid", "linear"])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_preserve_reproduces_any_scales(kind: str, scale: str) -> None:
@@ -74,6 +75,7 @@ def test_preserve_draws_standard_normal_logits_and_derives_the_carrier() -> None
     assert not affine.per_member_shift
 
 
+@pytest.mark.case("C14")
 def test_channels_with_scale_zero_are_exact_get_a_gradient_and_move() -> None:
     base = randomise(dense()).eval()
     with torch.no_grad():

@@ -101,3 +101,54 @@ def test_declared_by_name_or_by_position_is_the_same() -> None:
 def test_wrong_declarations_are_named(dims: dict[Any, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve_batch_dims(Three(), dims)
+
+
+# -- Hugging Face ------------------------------------------------------------------------------
+
+
+class Config:
+    """What tells a network of transformers."""
+
+    model_type = "bert"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Texts(nn.Module):
+    def __init__(self, config: object) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Any = None
+    ) -> Tensor:
+        return input_ids
+
+
+def guesses(dims: dict[str, int | None], *args: Tensor, **kwargs: Tensor) -> list[list[str]]:
+    size = batch_size(args, kwargs, dims)
+    found, guessed = find_batched(input_tree(args, kwargs), size, dims)
+    assert all(dim == 0 for dim in found.values())
+    return [list(found), guessed]
+
+
+def test_the_usual_inputs_of_a_transformer_have_the_batch_first() -> None:
+    ids, long = torch.zeros(5, 5), torch.zeros(1, 1, 5, 5)
+    known, unknown = (resolve_batch_dims(Texts(c), None) for c in (Config(), {"hidden": 5}))
+    assert unknown == {}
+    for args, kwargs in (((ids, ids), {}), ((), {"input_ids": ids, "attention_mask": ids})):
+        names = list(input_tree(args, kwargs))
+        assert guesses(known, *args, **kwargs) == [names, []]
+        assert guesses(unknown, *args, **kwargs) == [names, names[1:]]
+    # A size of 1 is broadcast by the network, and so shared; one of another size is a guess.
+    assert guesses(known, ids, long) == [["0"], []]
+    assert guesses(known, ids, long.expand(2, 1, 5, 5)) == [["0"], ["1"]]
+    # Three kinds of positions before the batch, in some networks for text and pictures.
+    assert guesses(known, ids, position_ids=ids) == [["0", "position_ids"], []]
+    assert guesses(known, ids, position_ids=ids.expand(3, 5, 5)) == [["0"], ["position_ids"]]
+
+
+def test_what_is_declared_goes_before_the_usual() -> None:
+    dims = resolve_batch_dims(Texts(Config()), {"attention_mask": None})
+    assert guesses(dims, torch.zeros(5, 5), torch.zeros(5, 5)) == [["0"], []]

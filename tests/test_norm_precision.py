@@ -19,6 +19,7 @@ from torch import nn
 import sigmanens as sn
 
 
+@pytest.mark.case("T6")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("batch_norm", [True, False], ids=["batch", "layer"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -41,6 +42,7 @@ def test_scales_and_statistics_stay_in_float32_under_half(
     assert ens.network[1].scale_logit.grad.dtype == torch.float32
 
 
+@pytest.mark.case("T6")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", ["bn2d", "ln", "rms", "gn", "in2d", "channels_first_torchvision"])
 def test_autocast_keeps_scales_and_statistics_in_float32(case: str, training: bool) -> None:
@@ -66,6 +68,7 @@ def test_autocast_keeps_scales_and_statistics_in_float32(case: str, training: bo
     assert layer.scale_logit.grad.dtype == torch.float32
 
 
+@pytest.mark.case("T6")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_network_in_half_precision_gets_scales_in_float32(dtype: torch.dtype) -> None:
     base = nn.Sequential(
@@ -132,6 +135,7 @@ def test_copies_have_one_member_axis_of_their_own(how: str) -> None:
     assert torch.equal(twin.member(2)(x), ens.member(2)(x))
 
 
+@pytest.mark.case("C8")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_channels_last_is_kept_through_the_norms(training: bool) -> None:
     base = nn.Sequential(

@@ -58,6 +58,7 @@ def compare(plain: nn.Module, layer: SigmaNorm, x: Tensor) -> None:
             close(getattr(layer, key).to(torch.float64), copies.statistics(key).to(torch.float64))
 
 
+@pytest.mark.case("C13")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", CASES)
 def test_folded_layer_equals_separate_copies(case: str, training: bool) -> None:
@@ -67,6 +68,7 @@ def test_folded_layer_equals_separate_copies(case: str, training: bool) -> None:
         compare(make(), layer, rows_of(3, 4, shape))
 
 
+@pytest.mark.case("T7")
 @pytest.mark.parametrize("case", ["bn2d", "bn_cumulative", "ln", "in2d_tracked", "gn"])
 def test_several_steps_keep_the_buffers_of_separate_copies(case: str) -> None:
     make, shape = CASES[case]
@@ -157,6 +159,7 @@ def test_gradients_by_finite_differences(case: str, training: bool) -> None:
     assert torch.autograd.gradcheck(function, (x, *start))
 
 
+@pytest.mark.case("T10")
 def test_members_of_very_different_features_share_no_statistics() -> None:
     layer = folded_layer(nn.BatchNorm1d(4), 2, carried=False).train()
     quiet, loud = torch.randn(8, 4).double(), 1e4 * torch.randn(8, 4).double()

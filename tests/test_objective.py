@@ -61,6 +61,7 @@ def test_is_not_the_loss_of_the_averaged_prediction() -> None:
     assert float((EnsembleLoss()(z, y) - pooled).detach()) > 0.1
 
 
+@pytest.mark.case("T9")
 def test_soft_labels_are_the_same_for_all_members() -> None:
     z, y = logits(), torch.softmax(torch.randn(B, C), 1)
     assert_same(z, EnsembleLoss()(z, y), separate(z, y))
@@ -68,6 +69,7 @@ def test_soft_labels_are_the_same_for_all_members() -> None:
     assert_same(z, EnsembleLoss()(z, F.one_hot(hard, C).float()), separate(z, hard))
 
 
+@pytest.mark.case("T9")
 def test_mixup_is_the_mixture_of_two_losses() -> None:
     z, a, b = logits(), labels(), labels()
     mixed = 0.3 * F.one_hot(a, C).float() + 0.7 * F.one_hot(b, C).float()
@@ -109,6 +111,7 @@ def test_split_labels_belong_to_one_member_each() -> None:
     assert_same(z, EnsembleLoss()(z, soft, split=True), F.cross_entropy(z.flatten(0, 1), soft))
 
 
+@pytest.mark.case("T1")
 def test_split_gradients_of_a_member_depend_on_its_slice_alone() -> None:
     ensemble, loss_fn = make(head="copy"), EnsembleLoss()
     x, y = torch.randn(4 * M, 4), labels(4 * M)

@@ -64,6 +64,7 @@ def pictures(rows: int = 5) -> Tensor:
 # -- fused norms -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("C2")
 @pytest.mark.parametrize("kind", [*FIRST, "GroupNormAct", *LAST])
 def test_fused_norms_keep_dropout_and_activation(kind: str) -> None:
     base, x = network(kind), pictures()
@@ -191,19 +192,28 @@ def test_an_affine_free_fused_norm_gets_scales() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("EvoNorm2dB0", "activates before it scales"),
-        ("EvoNorm2dS0a", "activates before it scales"),
-        ("EvoNorm2dS2", "activates before it scales"),
+        ("EvoNorm2dB0", "normalisation and activation in one formula"),
+        ("EvoNorm2dS0a", "normalisation and activation in one formula"),
+        ("EvoNorm2dS2", "normalisation and activation in one formula"),
         ("FilterResponseNormTlu2d", "scale, shift and activation threshold as one"),
-        ("FilterResponseNormAct2d", "scale, shift and activation threshold as one"),
     ],
 )
 def test_norms_that_are_more_than_scaled_are_refused_with_the_reason(
     kind: str, message: str
 ) -> None:
     base = Picture(getattr(timm_layers, kind)(32), False)
-    with pytest.raises(UnsupportedNormError, match=f"bn: .*{message}"):
+    with pytest.raises(UnsupportedNormError, match=f"bn .*{message}"):
         sn.convert(base, 2)
+
+
+def test_a_filter_response_norm_with_a_plain_activation_is_recognised() -> None:
+    base = randomise(Picture(timm_layers.FilterResponseNormAct2d(WIDTH), False)).eval()
+    x = pictures()
+    ens = sn.convert(base, 3, init="preserve", example=x)
+    assert ens.report.converted == ["bn"]
+    apart(ens)
+    for m, alone in enumerate(member_networks(base, ens)):
+        torch.testing.assert_close(ens(x)[m], alone(x), rtol=1e-5, atol=1e-5)
 
 
 def test_leaving_out_a_refused_norm_with_statistics_warns_that_members_mix() -> None:
@@ -312,6 +322,7 @@ class Folding(nn.Module):
         return self.fc(self.block(x).mean((2, 3)))
 
 
+@pytest.mark.case("C11")
 @pytest.mark.parametrize("members", [1, 2, WIDTH])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_folding_norms_is_refused_until_a_member_has_left(name: str, members: int) -> None:
@@ -354,6 +365,7 @@ def test_plain_arithmetic_with_a_converted_norm_meets_another_shape() -> None:
         torch.nn.utils.fuse_conv_bn_eval(ens.network[0].eval(), ens.network[1].eval())
 
 
+@pytest.mark.case("C11")
 def test_networks_that_ask_norms_for_their_device_keep_working() -> None:
     block = timm_models("swin_transformer").SwinTransformerBlock
     base = nn.Sequential(

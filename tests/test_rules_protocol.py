@@ -15,7 +15,7 @@ from tests.oracles.norms import member_networks
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens import rules
+from sigmanens import protocol, rules
 from sigmanens.errors import ConversionError, UnsupportedNormError
 from sigmanens.protocol import Protocol, probe
 from sigmanens.rules import is_norm, rule_for
@@ -150,6 +150,7 @@ class Around(nn.Module):
         return self.fc(torch.tanh(self.norm(x)).flatten(1))
 
 
+@pytest.mark.case("C3")
 @pytest.mark.parametrize("name", FITTING)
 def test_norms_that_follow_the_protocol_are_wrapped_exactly(name: str, tmp_path: Path) -> None:
     make, shape, expected = FITTING[name]
@@ -388,7 +389,7 @@ def test_other_norms_are_refused_with_what_the_probe_saw(kind: type[nn.Module]) 
     before = snapshot(base)
     with pytest.raises(
         UnsupportedNormError,
-        match=rf"1: no rule for .*Norm: .* \(the probe saw that {REFUSED[kind]}",
+        match=rf"1 \(\w+\): no rule covers .*Norm, and it is no plain .*, for {REFUSED[kind]}",
     ):
         sn.convert(base, 2)
     assert unchanged(base, before)
@@ -400,7 +401,7 @@ def test_a_subclass_that_does_more_names_its_base() -> None:
             return super().forward(x) + 1
 
     with pytest.raises(
-        UnsupportedNormError, match=r"Shifted is a subclass of LayerNorm .*probe saw"
+        UnsupportedNormError, match=r"Shifted is a subclass of LayerNorm with .*, for with a"
     ):
         sn.convert(nn.Sequential(nn.Linear(3, C), Shifted(C), nn.Linear(C, 3)), 2)
 
@@ -516,3 +517,68 @@ def test_frozen_batch_norm_of_torchvision() -> None:
     ens(torch.randn(3, C, 2, 2)).sum().backward()
     assert torch.equal(ens.network.norm.inner.running_mean, norm.running_mean)
     assert ens.network.norm.scale_logit.grad is not None
+
+
+# -- how often ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The modules that are probed, one by one."""
+    seen: list[nn.Module] = []
+
+    def counted(module: nn.Module) -> Protocol | str:
+        seen.append(module)
+        return probe(module)
+
+    monkeypatch.setattr(rules, "probe", counted)
+    return seen
+
+
+def test_norms_of_one_class_and_setting_are_probed_once_in_a_conversion(
+    probes: list[nn.Module],
+) -> None:
+    base = randomise(nn.Sequential(*(CastRMSNorm() for _ in range(5)), nn.Linear(C, 3))).eval()
+    x = torch.randn(4, C)
+    ens = sn.convert(base, 2, init="preserve", example=x)
+    assert len(probes) == 1
+    assert ens.report.converted == ["0", "1", "2", "3", "4"]
+    torch.testing.assert_close(ens(x)[1], base(x), rtol=1e-5, atol=1e-5)
+    sn.convert(base, 2, init="preserve", layers=["1", "3"])
+    assert len(probes) == 2  # kept ones need no second look
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TwoFormatNorm(C, True), TwoFormatNorm(C, False)),
+        (CastRMSNorm(C), CastRMSNorm(C + 1)),
+        (CastRMSNorm(C), CastRMSNorm(C).double()),
+        (CastRMSNorm(C), OnePlusRMSNorm(C)),
+        (Affine(C), Affine(C, bias=True)),
+    ],
+)
+def test_another_setting_is_another_probe(first: nn.Module, second: nn.Module) -> None:
+    assert protocol.settings(first) is not None
+    assert protocol.settings(first) != protocol.settings(second)
+
+
+@pytest.mark.parametrize("make", [FrozenNorm, ActivatedNorm], ids=["buffers", "submodules"])
+def test_norms_whose_values_or_submodules_may_matter_are_probed_each(
+    make: Callable[[], nn.Module], probes: list[nn.Module]
+) -> None:
+    norms = [("a", make()), ("b", make())]
+    found = rules.rules_for(norms)
+    assert probes == [module for _, module in norms]
+    assert all(isinstance(rule, rules.NormRule) for rule in found.values())
+
+
+def test_a_setting_that_cannot_be_compared_is_probed_each(probes: list[nn.Module]) -> None:
+    norms = [("a", CastRMSNorm()), ("b", CastRMSNorm())]
+    for _, norm in norms:
+        norm.extra = torch.nn.functional.relu
+    rules.rules_for(norms)
+    assert len(probes) == 2
+    for _, norm in norms:
+        norm.extra = ([],)
+    assert protocol.settings(norms[0][1]) is None

@@ -15,6 +15,7 @@ from sigmanens.objective import EnsembleLoss, check_optimizer, param_groups
 from sigmanens.onnx import export_onnx
 from sigmanens.prediction import Prediction
 from sigmanens.program import export_program
+from sigmanens.timing import measure_schedule
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "load",
+    "measure_schedule",
     "param_groups",
     "rules",
 ]

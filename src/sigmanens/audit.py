@@ -11,14 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sigmanens.errors import (
-    AlreadyConvertedError,
-    InputError,
-    NoNormError,
-    UnsupportedNormError,
-)
+from sigmanens.errors import AlreadyConvertedError, InputError, NoNormError
 from sigmanens.norms import MemberNorm
-from sigmanens.rules import KeepRule, NormRule, is_norm, rule_for
+from sigmanens.refusals import no_norms, some_names, unsupported
+from sigmanens.rules import KeepRule, NormRule, Rule, is_norm, rules_for
 
 __all__ = [
     "ConversionReport",
@@ -169,11 +165,7 @@ def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
         )
     found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
     if not found:
-        raise NoNormError(
-            f"no normalisation layer found in this {type(model).__name__}: σNorm needs at least "
-            "one (BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm module). Functional "
-            "norms and weight standardisation cannot be converted"
-        )
+        raise no_norms(model)
     return found
 
 
@@ -183,8 +175,8 @@ def audit(
     head_names: Sequence[str],
     own_heads: bool,
     bypassed: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[NormEntry], dict[str, NormRule]]:
-    """List every norm of a network and the rules for the selected ones; nothing is changed.
+) -> tuple[list[NormEntry], dict[str, Rule]]:
+    """List every norm of a network and the rule for each; nothing is changed.
 
     Args:
         model: the base.
@@ -194,19 +186,22 @@ def audit(
         bypassed: norms whose weight is used outside their forward, and where
             (:mod:`sigmanens.functional`); they are kept.
 
+    Returns:
+        an entry for every norm, and by its name the rule, in the order of registration.
+
     Raises:
         AlreadyConvertedError: if σNorm layers are present.
         NoNormError: if there is no norm, or none is selected.
-        UnsupportedNormError: if no rule covers a selected norm; every such norm is named.
+        UnsupportedNormError: if no rule covers a selected norm; it names them and the reasons.
     """
     check_selector(layers)
     found = find_norms(model)
     entries: list[NormEntry] = []
-    rules: dict[str, NormRule] = {}
+    rules = rules_for(found)
     first: dict[int, str] = {}
     selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
     for name, module in found:
-        rule = rule_for(module)
+        rule = rules[name]
         channels = 0
         if isinstance(rule, NormRule):
             channels = int(torch.Size(rule.shape(module)).numel())
@@ -219,54 +214,53 @@ def audit(
 
         if own_heads and any(name == h or name.startswith(f"{h}.") for h in head_names):
             entries.append(entry("kept", f"{_IN_HEAD}, copied with it"))
+        elif name in bypassed and isinstance(rule, NormRule) and rule.keep is not None:
+            cure = "past each member's statistics: call the norm itself there"
+            entries.append(entry("refused", f"{bypassed[name]}, {cure}"))
         elif id(module) not in selected:
             entries.append(entry("kept", f"{_UNSELECTED}{_statistics_of_kept(module, rule)}"))
         elif isinstance(rule, str):
             entries.append(entry("refused", rule))
         elif isinstance(rule, KeepRule):
             entries.append(entry("kept", rule.reason))
-        elif name in bypassed and rule.keep is not None:
-            entries.append(entry("refused", f"{bypassed[name]}, past statistics per member"))
         elif name in bypassed:
             entries.append(entry("kept", f"{bypassed[name]}: it stays shared by all members"))
         else:
             tied = first.setdefault(id(module), name)
             entries.append(entry("converted", "" if tied == name else f"tied to '{tied}'"))
-            rules[name] = rule
     if isinstance(layers, Sequence) and not isinstance(layers, str):
         unknown = sorted(set(layers) - {n for n, _ in found})
         if unknown:
             raise NoNormError(
                 f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
-                f"{type(model).__name__}; its norms are {_some([n for n, _ in found])}"
+                f"{type(model).__name__}; its norms are {some_names([n for n, _ in found])}"
             )
-    refused = [e for e in entries if e.action == "refused"]
+    converted = any(e.action == "converted" for e in entries)
+    refused = [(e.name, e.kind, e.reason) for e in entries if e.action == "refused"]
     if refused:
-        listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in refused[:20])
-        more = f"\n  … and {len(refused) - 20} more" if len(refused) > 20 else ""
-        raise UnsupportedNormError(
-            f"{len(refused)} of {len(found)} norms cannot be converted:\n{listed}{more}\n"
-            "Register a rule, or leave them out with layers=…"
-        )
+        others: bool | None = any(isinstance(rule, NormRule) for rule in rules.values())
+        if any(name in bypassed for name, _, _ in refused):
+            others = None
+        raise unsupported(model, refused, len(found), others)
     wanted = [e for e in entries if not e.reason.startswith(_UNSELECTED)]
-    if not rules and selected and all(e.reason.startswith(_IN_HEAD) for e in wanted):
+    if not converted and selected and all(e.reason.startswith(_IN_HEAD) for e in wanted):
         raise NoNormError(
             f"all norms of this {type(model).__name__} that layers={layers!r} selects lie inside "
             f"the head {', '.join(map(repr, head_names))}, which becomes one per member. Name a "
             "smaller head with head_name, or use head='shared'"
         )
-    if not rules and selected:
+    if not converted and selected:
         listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in wanted)
         raise NoNormError(f"no norm of this {type(model).__name__} can be converted:\n{listed}")
-    if not rules:
+    if not converted:
         raise NoNormError(
             f"layers={layers!r} selects none of the {len(found)} norms of this "
-            f"{type(model).__name__}: {_some([n for n, _ in found])}"
+            f"{type(model).__name__}: {some_names([n for n, _ in found])}"
         )
     return entries, rules
 
 
-def mixes_members(module: nn.Module, rule: NormRule | KeepRule | str) -> bool:
+def mixes_members(module: nn.Module, rule: Rule) -> bool:
     """Whether a norm, if kept, would take its running statistics over all members together."""
     if isinstance(rule, NormRule) and rule.keep is not None:
         return False
@@ -276,7 +270,7 @@ def mixes_members(module: nn.Module, rule: NormRule | KeepRule | str) -> bool:
     return isinstance(rule, str) and any(isinstance(t, Tensor) for t in statistics)
 
 
-def _statistics_of_kept(module: nn.Module, rule: NormRule | KeepRule | str) -> str:
+def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
     if isinstance(rule, NormRule) and rule.keep is not None:
         return "; statistics per member"
     return "; running statistics mix all members" if mixes_members(module, rule) else ""
@@ -300,8 +294,3 @@ def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
 
 def _differs(value: object, constant: Tensor | float) -> bool:
     return isinstance(value, Tensor) and not value.is_meta and bool((value != constant).any())
-
-
-def _some(names: Sequence[str], limit: int = 12) -> str:
-    shown = ", ".join(n or "(root)" for n in names[:limit])
-    return shown + (f", … ({len(names)} in all)" if len(names) > limit else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from sigmanens.inits import initial_affine
 from sigmanens.members import MemberAxis
 from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.plan import Plan
-from sigmanens.rules import NormRule, rule_for
+from sigmanens.rules import NormRule, Rule
 from sigmanens.scales import adopt_hooks
 from sigmanens.selection import paper_rule
 
@@ -33,17 +33,26 @@ def build(
     *,
     in_place: bool = False,
     generator: torch.Generator | None = None,
-    entries: list[NormEntry] | None = None,
+    audited: tuple[list[NormEntry], Mapping[str, Rule]] | None = None,
 ) -> SigmaEnsemble:
-    """Build the ensemble a plan describes from its base; the draws come from ``generator``."""
+    """Build the ensemble a plan describes from its base.
+
+    Args:
+        model: the base.
+        plan: what to build.
+        in_place: change the base itself rather than a copy.
+        generator: source of the random scales and fresh heads.
+        audited: what :func:`sigmanens.audit.audit` found for this plan; found anew by default.
+    """
     base_parameters = sum(p.numel() for p in model.parameters())
-    if entries is None:
-        entries, _ = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+    if audited is None:
+        audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+    entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
     network = model if in_place else copy.deepcopy(model)
     # All that can fail comes before the network is touched, so that convert_ never leaves half.
-    places = _replacements(network, plan, entries, axis, generator)
+    places = _replacements(network, plan, entries, rules, axis, generator)
     for name, new in places:
         if name == "":
             network = new
@@ -70,7 +79,12 @@ def build(
     report.regularised_rule, chosen = paper_rule(network, norms)
     report.regularised = tuple(chosen)
     report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
-    _warn_of_mixing(network, entries, report)
+    if plan.train == "members" and plan.head == "shared":
+        report.notes.append(
+            "train='members' with head='shared': the one head is no member's own and stays frozen, "
+            "as the rest of the base. For heads that train: head='copy' or head='fresh'"
+        )
+    _warn_of_mixing(network, entries, rules, report)
     ensemble = SigmaEnsemble(network, axis, plan, report)
     ensemble.patches = patches
     ensemble.base_fingerprint = shared_fingerprints(network)
@@ -81,6 +95,7 @@ def _replacements(
     network: nn.Module,
     plan: Plan,
     entries: list[NormEntry],
+    rules: Mapping[str, Rule],
     axis: MemberAxis,
     generator: torch.Generator | None,
 ) -> list[tuple[str, nn.Module]]:
@@ -97,12 +112,12 @@ def _replacements(
         places.append((name, made[id(source)]))
 
     for name in plan.norms:
-        place(name, lambda m, n=name: _sigma_norm(m, n, axis, plan, generator, like))  # type: ignore[misc]
+        place(name, lambda m, n=name: _sigma_norm(m, n, rules[n], axis, plan, generator, like))  # type: ignore[misc]
     heads = tuple(f"{h}." for h in plan.heads)
     for entry in entries:
         if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
             continue
-        rule = rule_for(modules[entry.name])  # a probe for some classes, so not for every entry
+        rule = rules[entry.name]
         if isinstance(rule, NormRule) and rule.keep is not None:
             place(
                 entry.name,
@@ -116,12 +131,12 @@ def _replacements(
 def _sigma_norm(
     source: nn.Module,
     name: str,
+    rule: Rule,
     axis: MemberAxis,
     plan: Plan,
     generator: torch.Generator | None,
     like: Tensor | None,
 ) -> nn.Module:
-    rule = rule_for(source)
     if not isinstance(rule, NormRule):
         raise ConversionError(f"norm '{name}': {rule}")
     weight, bias = rule.scale(source), getattr(source, "bias", None)
@@ -191,10 +206,15 @@ def _train_members_only(network: nn.Module) -> None:
                 p.requires_grad_(p.is_floating_point())
 
 
-def _warn_of_mixing(network: nn.Module, entries: list[NormEntry], report: ConversionReport) -> None:
+def _warn_of_mixing(
+    network: nn.Module,
+    entries: list[NormEntry],
+    rules: Mapping[str, Rule],
+    report: ConversionReport,
+) -> None:
     names = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
     kept = [(n, network.get_submodule(n)) for n in names]
-    mixing = [n for n, m in kept if not isinstance(m, MemberNorm) and mixes_members(m, rule_for(m))]
+    mixing = [n for n, m in kept if not isinstance(m, MemberNorm) and mixes_members(m, rules[n])]
     if not mixing:
         return
     note = (

@@ -1,9 +1,10 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
-A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, fingerprint of
-the base, digests) and one safetensors file of the members' scales, carriers, shifts, statistics and
-heads, a few kilobytes for a small network. The JSON names the weights file and is replaced last, so
-that a save that dies half-way leaves the former checkpoint whole.
+A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, whether the
+statistics are frozen, fingerprint of the base, digests) and one safetensors file of the members'
+scales, carriers, shifts, statistics and heads, a few kilobytes for a small network. The JSON names
+the weights file and is replaced last, so that a save that dies half-way leaves the former
+checkpoint whole.
 """
 
 from __future__ import annotations
@@ -30,9 +31,17 @@ from sigmanens.fingerprint import own_keys, shared_fingerprints
 from sigmanens.plan import Plan
 from sigmanens.rules import qualified_name
 
-__all__ = ["FORMAT_VERSION", "load", "save_pretrained", "write_atomic"]
+__all__ = [
+    "FORMAT_VERSION",
+    "is_checkpoint",
+    "load",
+    "load_into",
+    "save_pretrained",
+    "write_atomic",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ = (1, 2)  # version 1 does not say whether statistics are frozen: they are not
 _JSON = "sigmanens.json"
 
 
@@ -76,6 +85,7 @@ def save_pretrained(ensemble: SigmaEnsemble, directory: str | Path, shared: str 
         "version": FORMAT_VERSION,
         "plan": ensemble.plan.to_dict() | {"schedule": ensemble.schedule},
         "temperature": float(ensemble.temperature),
+        "frozen_statistics": ensemble.frozen_statistics,
         "base_class": qualified_name(type(ensemble.network)),
         "base": {k: f"{v:016x}" for k, v in sorted(base.items())},
         "shared": sorted(extra),
@@ -126,38 +136,94 @@ def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
         raise CheckpointError(
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
+    _fill(ensemble, folder, meta, ensemble.base_fingerprint)
+    return ensemble
+
+
+def load_into(ensemble: SigmaEnsemble, directory: str | Path) -> None:
+    """Put a saved state into an ensemble that was converted alike, in place.
+
+    Scales, shifts, statistics, heads, saved shared tensors, the temperature and whether statistics
+    are frozen become those of the checkpoint; mode, device, ``requires_grad`` and schedule stay.
+    Optimizers keep working, for every parameter remains the object it is.
+
+    Args:
+        ensemble: of the same base, converted in the same way or loaded from such a checkpoint.
+        directory: folder written by :func:`save_pretrained`.
+
+    Raises:
+        CheckpointError: as for :func:`load`; if the ensemble was converted otherwise; or if a
+            shared tensor has changed since conversion that the checkpoint, made when it had not,
+            does not hold. The ensemble is then left as it was.
+    """
+    folder = Path(directory)
+    meta = _read_meta(folder)
+    try:
+        theirs = Plan.from_dict(meta["plan"])
+    except (InputError, KeyError) as e:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
+    for key in ("members", "norms", "heads", "head", "init", "scale", "shift"):
+        mine, saved = getattr(ensemble.plan, key), getattr(theirs, key)
+        if mine != saved:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of another conversion: its {key} is {saved!r}, "
+                f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
+            )
+    _fill(ensemble, folder, meta, shared_fingerprints(ensemble.network))
+
+
+def is_checkpoint(directory: str | Path) -> bool:
+    """Whether a folder holds what :func:`save_pretrained` writes."""
+    return (Path(directory) / _JSON).is_file()
+
+
+def _fill(
+    ensemble: SigmaEnsemble, folder: Path, meta: Mapping[str, Any], ours: Mapping[str, int]
+) -> None:
+    """Check everything, then copy the saved values; ``ours``: shared tensors as they are now."""
+    kind = type(ensemble.network).__name__
     saved = _read_weights(folder, meta)
     expected = {k: int(v, 16) for k, v in meta["base"].items()}
     stored = set(meta["shared"])
-    ours = ensemble.base_fingerprint
-    wrong = sorted(
-        k for k in (set(expected) | set(ours)) - stored if expected.get(k) != ours.get(k)
-    )
+    unsaved = (set(expected) | set(ours)) - stored
+    base = ensemble.base_fingerprint
+    wrong = sorted(k for k in unsaved if expected.get(k) != base.get(k))
     if wrong:
         raise CheckpointError(
-            f"this {type(base).__name__} is not the base the checkpoint was made on: "
-            f"{len(wrong)} of {len(expected)} shared tensors differ (first: '{wrong[0]}'). Load "
-            "the same pretrained weights first"
+            f"this {kind} is not the base the checkpoint was made on: {len(wrong)} of "
+            f"{len(expected)} shared tensors differ (first: '{wrong[0]}'). Load the same "
+            "pretrained weights first"
         )
-    ensemble.base_fingerprint = expected
+    moved = sorted(k for k in unsaved if ours.get(k) != base.get(k))
+    if moved:
+        raise CheckpointError(
+            f"{len(moved)} shared tensors of this {kind} have changed since conversion (first: "
+            f"'{moved[0]}'), which the checkpoint does not hold, for they were the base's when it "
+            "was made. Use sigmanens.load(…, base=…) on the untouched base, or save with "
+            "shared='always'"
+        )
     needed = own_keys(ensemble.network) | stored
     if set(saved) != needed:
         odd = sorted(set(saved) ^ needed)
         raise CheckpointError(
-            f"the weights in {folder} do not fit this {type(base).__name__}: "
-            f"{len(odd)} tensors are missing or unexpected (first: '{odd[0]}')"
+            f"the weights in {folder} do not fit this {kind}: {len(odd)} tensors are missing or "
+            f"unexpected (first: '{odd[0]}')"
         )
     state = ensemble.network.state_dict()
     for key, value in saved.items():
         if state[key].shape != value.shape:
             raise CheckpointError(
                 f"tensor '{key}' has shape {tuple(value.shape)} in the checkpoint and "
-                f"{tuple(state[key].shape)} in this {type(base).__name__}"
+                f"{tuple(state[key].shape)} in this {kind}"
             )
-        with torch.no_grad():
+    with torch.no_grad():
+        for key, value in saved.items():
             state[key].copy_(value)
+    ensemble.base_fingerprint = expected
     ensemble.temperature.fill_(float(meta["temperature"]))
-    return ensemble
+    frozen = bool(meta.get("frozen_statistics", False))
+    if frozen != ensemble.frozen_statistics:
+        ensemble.freeze_statistics(frozen)
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -172,10 +238,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {e}") from e
     if not isinstance(meta, Mapping) or meta.get("format") != "sigmanens":
         raise CheckpointError(f"{path} is not a sigmanens checkpoint")
-    if meta.get("version") != FORMAT_VERSION:
+    if meta.get("version") not in _READ:
         raise CheckpointError(
-            f"{path} has format version {meta.get('version')!r}; this sigmanens reads version "
-            f"{FORMAT_VERSION}. Use the sigmanens that wrote it, or a newer one"
+            f"{path} has format version {meta.get('version')!r}; this sigmanens reads versions "
+            f"{' and '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
         )
     if meta.get("checksum") != _checksum(meta):
         raise CheckpointError(

@@ -77,7 +77,8 @@ def convert(
             the selected norms have been trained, else normal.
         scale: "sigmoid", or "linear" for the FiLM-Ensemble control.
         shift: one trained shift per member; the default depends on ``init``.
-        train: "all", or "members": only scales, shifts and heads require a gradient.
+        train: "all", or "members": only scales, shifts and members' heads require a gradient. The
+            base stays bit-identical; so does a head="shared", which is part of it.
         batch_dims: batch dimension by input name or position (None: not batched), where dimension
             0 is wrong or ambiguous.
         schedule: "auto", "folded", "sequential", or members per pass.
@@ -160,10 +161,10 @@ def _convert(
         head = "copy" if init == "preserve" else "fresh"
     names = [] if head == "shared" else find_heads(model, head_name, head)
     functional, output = _functional_norms(model, dict(norms), example)
-    entries, rules = audit(model, layers, names, head != "shared", functional.bypassed)
+    audited = audit(model, layers, names, head != "shared", functional.bypassed)
     plan = Plan(
         members=members,
-        norms=tuple(rules),
+        norms=tuple(e.name for e in audited[0] if e.action == "converted"),
         heads=tuple(names),
         head=head,
         init=init,
@@ -177,7 +178,7 @@ def _convert(
     if example is not None and init == "preserve" and head != "fresh":
         expected = logits_of(output)
     with _restored_on_error(model):
-        ensemble = build(model, plan, in_place=in_place, generator=generator, entries=entries)
+        ensemble = build(model, plan, in_place=in_place, generator=generator, audited=audited)
         ensemble.report.init_reason = reason
         if init == "paper" and head == "copy":
             ensemble.report.notes.append(

@@ -41,8 +41,11 @@ def member(ensemble: SigmaEnsemble, index: int) -> nn.Module:
 def collapse(ensemble: SigmaEnsemble) -> nn.Module:
     """One plain network with the members' scales, shifts, statistics and heads averaged.
 
-    Its function is not the ensemble's average; measure what it costs before relying on it.
-    Statistics are those of the members' mixture.
+    Its function is not the ensemble's average: docs/export.md has measurements of what it costs.
+    Running statistics become those of the members' mixture, mean of the means and mean variance
+    plus variance of the means; they are not re-estimated, for which
+    ``torch.optim.swa_utils.update_bn(loader, network)`` takes a pass over training data. Members
+    that are equal, as after ``convert`` of a trained network, collapse to the base, up to rounding.
 
     Raises:
         InputError: if heads were made by hand with different structures.
@@ -81,7 +84,7 @@ def _average(heads: list[nn.Module]) -> nn.Module:
     if any(s.keys() != states[0].keys() for s in states):
         raise InputError("the members' heads differ in structure and cannot be averaged")
     mean = {
-        k: torch.stack([s[k] for s in states]).mean(0) if v.is_floating_point() else v
+        k: v + torch.stack([s[k] - v for s in states]).mean(0) if v.is_floating_point() else v
         for k, v in states[0].items()
     }
     head.load_state_dict(mean)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sigmanens.errors import UnsupportedNormError
+from sigmanens import synchronised
 from sigmanens.members import MemberAxis
 from sigmanens.norms import (
     Affine,
@@ -76,28 +76,32 @@ class MemberBatchNormAct(MemberBatchNorm):
 
 
 class _Synchronised(RunningStatistics):
-    """Mixin: refuses to train on several processes, where statistics would need synchronising."""
+    """Mixin: statistics per member over all processes of a group, where there are several."""
 
     process_group: object = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """As without synchronisation; raises where the base would synchronise.
+    def _check_count(self, x: Tensor) -> None:
+        if _processes(self.process_group) == 1:  # else the values of all processes count
+            super()._check_count(x)
 
-        Raises:
-            UnsupportedNormError: in training in a process group of more than one process.
-        """
-        if self.training and not self.frozen_statistics and _processes(self.process_group) > 1:
-            raise UnsupportedNormError(
-                f"σNorm layer '{self.where}' was a SyncBatchNorm, whose statistics cannot be "
-                f"synchronised per member over {_processes(self.process_group)} processes yet. "
-                "Train in one process, call ens.freeze_statistics(), or convert the base before "
-                "convert_sync_batchnorm, for statistics of each process"
-            )
-        return super().forward(x)
+    def _by_batch(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        scale: Tensor,
+        shift: Tensor | None,
+        factors: list[float],
+    ) -> Tensor:
+        if _processes(self.process_group) == 1:
+            return super()._by_batch(x, mean, var, scale, shift, factors)
+        return synchronised.batch_norm(
+            x, mean, var, scale, shift, factors, self.eps, self.process_group
+        )
 
 
 class SigmaSyncBatchNorm(_Synchronised, SigmaBatchNormAct):
-    """σNorm over SyncBatchNorm in one process, with its dropout and activation if it has any."""
+    """σNorm over SyncBatchNorm, with its dropout and activation if it has any."""
 
     def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
         super().__init__(source, axis, affine)
@@ -105,7 +109,7 @@ class SigmaSyncBatchNorm(_Synchronised, SigmaBatchNormAct):
 
 
 class MemberSyncBatchNorm(_Synchronised, MemberBatchNormAct):
-    """A kept SyncBatchNorm in one process: affine shared, statistics per member."""
+    """A kept SyncBatchNorm: affine shared, statistics per member."""
 
     def __init__(self, source: nn.Module, axis: MemberAxis, like: Tensor | None = None) -> None:
         super().__init__(source, axis, like)

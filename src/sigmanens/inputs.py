@@ -20,7 +20,28 @@ __all__ = [
     "split_tree",
 ]
 
+# Among declared dimensions, -1 - n: dimension 0 if it has the size of the batch, and for tensors of
+# up to n dimensions that is known rather than guessed.
 _UNDECLARED = -1
+
+# Inputs of Hugging Face transformers whose dimension 0 is the batch (or 1, to be broadcast), with
+# the number of dimensions up to which that holds: some networks have one more in front.
+_HUGGING_FACE = {
+    "input_ids": 2,
+    "attention_mask": 4,
+    "token_type_ids": 2,
+    "position_ids": 2,
+    "inputs_embeds": 3,
+    "pixel_values": 5,
+    "pixel_mask": 3,
+    "bool_masked_pos": 2,
+    "bbox": 3,
+    "input_values": 3,
+    "input_features": 3,
+    "audio_values": 3,
+    "decoder_input_ids": 2,
+    "decoder_attention_mask": 4,
+}
 
 
 def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -48,7 +69,8 @@ def resolve_batch_dims(
 ) -> dict[str, int | None]:
     """Batch dimensions as declared, by name and by position alike.
 
-    An input that is declared by name may then be given by position, and the other way round.
+    An input that is declared by name may then be given by position, and the other way round. A
+    network of Hugging Face transformers, known by its ``config``, has the usual inputs declared.
 
     Args:
         model: the network, whose ``forward`` says which names and positions there are.
@@ -65,7 +87,8 @@ def resolve_batch_dims(
                 f"batch_dims[{key!r}] is {dim!r}; expected the batch dimension counted from 0, or "
                 "None for an input that is not batched"
             )
-    if not declared:
+    usual = _usual_inputs(model)
+    if not declared and not usual:
         return {}
     parameters = list(inspect.signature(model.forward).parameters.values())
     kinds = {p.kind for p in parameters}
@@ -88,7 +111,17 @@ def resolve_batch_dims(
                 f"batch_dims names {root!r}, which is no input of {type(model).__name__}.forward; "
                 f"its inputs are {', '.join(names)}"
             )
+    for name, most_dims in usual.items():
+        resolved.setdefault(name, _UNDECLARED - most_dims)
+        if name in names:
+            resolved.setdefault(str(names.index(name)), _UNDECLARED - most_dims)
     return resolved
+
+
+def _usual_inputs(model: nn.Module) -> Mapping[str, int]:
+    config = getattr(model, "config", None)
+    known = hasattr(config, "model_type") and hasattr(config, "to_dict")
+    return _HUGGING_FACE if known else {}
 
 
 def batch_size(
@@ -107,8 +140,8 @@ def batch_size(
 
     def look(x: Tensor, path: str) -> Tensor:
         dim = _declared(path, dims, default=0)
-        if dim is not None and x.dim() > dim:
-            found.append(x.shape[dim])
+        if dim is not None and x.dim() > max(dim, 0):
+            found.append(x.shape[max(dim, 0)])
         return x
 
     map_tensors(look, input_tree(args, kwargs))
@@ -136,7 +169,8 @@ def find_batched(
 
     Undeclared inputs count as batched when dimension 0 has the size of the batch. It is a guess
     when another dimension has that size too (and the input is not the first), or when dimension 0
-    does not match while another does.
+    does not match while another does. It is none for the usual inputs of Hugging Face
+    transformers, where dimension 0 is the batch or 1.
 
     Args:
         tree: inputs by name or position.
@@ -159,7 +193,7 @@ def find_batched(
         dim = _declared(path, dims, default=_UNDECLARED)
         if dim is None:
             return x
-        if dim != _UNDECLARED:
+        if dim >= 0:
             if x.dim() <= dim or x.shape[dim] != size:
                 raise InputError(
                     f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
@@ -167,11 +201,12 @@ def find_batched(
                 )
             batched[path] = dim
             return x
+        known = x.dim() <= _UNDECLARED - dim
         if x.dim() and x.shape[0] == size:
             batched[path] = 0
-            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size:
+            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size and not known:
                 guessed.append(path)
-        elif size > 1 and size in x.shape:
+        elif size > 1 and size in x.shape and not (known and x.shape[0] == 1):
             guessed.append(path)
         return x
 

@@ -15,17 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.errors import InputError, SigmaNensError, SigmaNensWarning
-from sigmanens.program import BATCH, OUTPUTS, ExportError, Task, reason, tensors
+from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
+from sigmanens.program import BATCH, OUTPUTS, Task, reason, tensors
 
 __all__ = ["MissingPackageError", "export_onnx"]
 
 TOLERANCE = 1e-4
 INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
-
-
-class MissingPackageError(SigmaNensError, ImportError):
-    """A package that only an extra installs is not there."""
 
 
 def export_onnx(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.errors import SigmaNensError
+from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.inputs import (
     batch_size,
     call_arguments,
@@ -43,10 +43,6 @@ __all__ = [
 
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
-
-
-class ExportError(SigmaNensError, RuntimeError):
-    """A network cannot be exported, or what was exported computes something else."""
 
 
 def export_program(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sigmanens.scales import without_hooks
 from sigmanens.wrapped import SigmaWrappedNorm
 
-__all__ = ["Protocol", "probe"]
+__all__ = ["Protocol", "probe", "settings"]
 
 _TOLERANCE = 1e-4
 _ROWS = 3
@@ -67,7 +67,7 @@ def probe(module: nn.Module) -> Protocol | str:
             weight that is None is taken as 1 if the module knows its ``normalized_shape``.
 
     Returns:
-        the finding, or what the probe saw instead, to go after "the probe saw that".
+        the finding, or what speaks against it, to go after "for".
     """
     reason = _unfit(module)
     if reason:
@@ -99,9 +99,37 @@ def probe(module: nn.Module) -> Protocol | str:
     return findings.pop() if findings else str(best)
 
 
+def settings(module: nn.Module) -> Hashable | None:
+    """What decides how a norm computes, its weight and bias apart; None if that cannot be told.
+
+    Two modules with equal settings follow the protocol alike, so one probe does for both: same
+    class, same plain attributes (eps, names of modes, …), same shapes of weight and bias, and no
+    buffers, submodules or further parameters, whose values may matter.
+    """
+    if module._buffers or module._modules or set(module._parameters) - {"weight", "bias"}:
+        return None
+    internal = vars(nn.Module()).keys() - {"training"}
+    own = {k: v for k, v in vars(module).items() if k not in internal}
+    if not all(isinstance(v, _PLAIN) for v in own.values()):
+        return None
+    parameters = {
+        k: None if p is None else (tuple(p.shape), p.dtype, p.device)
+        for k, p in module._parameters.items()
+    }
+    try:
+        key = (type(module), frozenset(own.items()), frozenset(parameters.items()))
+        hash(key)
+    except TypeError:  # a list within a tuple, say
+        return None
+    return key
+
+
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+
+
 def _unfit(module: nn.Module) -> str | None:
     """What rules a module out before any forward."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    bias = getattr(module, "bias", None)
     if isinstance(module, _NormBase):
         return "it keeps statistics of the batch"
     shape = _shape(module)
@@ -111,8 +139,6 @@ def _unfit(module: nn.Module) -> str | None:
         return "its 'weight' has one value only, which does not tell the channels"
     if isinstance(bias, Tensor) and tuple(bias.shape) != shape:
         return f"its bias has shape {tuple(bias.shape)} and its weight {shape}"
-    if isinstance(weight, Tensor) and weight.is_meta:
-        return "it lies on the meta device, without values: load the weights first"
     inputs = list(inspect.signature(module.forward).parameters.values())
     extra = [p.name for p in inputs[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if extra:

@@ -15,7 +15,7 @@ nothing is imported for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,10 +48,19 @@ from sigmanens.norms import (
     SigmaNorm,
     SigmaRMSNorm,
 )
-from sigmanens.protocol import Protocol, probe
+from sigmanens.protocol import Protocol, probe, settings
 from sigmanens.wrapped import SigmaWrappedNorm
 
-__all__ = ["KeepRule", "NormRule", "SigmaWrappedNorm", "is_norm", "register_norm", "rule_for"]
+__all__ = [
+    "KeepRule",
+    "NormRule",
+    "Rule",
+    "SigmaWrappedNorm",
+    "is_norm",
+    "register_norm",
+    "rule_for",
+    "rules_for",
+]
 
 Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
 Keeper = Callable[[nn.Module, MemberAxis, Tensor | None], MemberNorm]
@@ -96,6 +105,10 @@ class KeepRule:
     reason: str
 
 
+Rule = NormRule | KeepRule | str
+"""How a norm is converted, why it is always kept, or (a text) why it cannot be converted."""
+
+
 def _channels(m: nn.Module) -> tuple[int, ...]:
     return (int(getattr(m, "num_features", 0) or getattr(m, "num_channels", 0)),)
 
@@ -113,7 +126,7 @@ def _of_weight(m: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape)
 
 
-_RULES: dict[type[nn.Module] | str, NormRule | KeepRule | str] = {
+_RULES: dict[type[nn.Module] | str, Rule] = {
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
@@ -146,21 +159,20 @@ _RULES: dict[type[nn.Module] | str, NormRule | KeepRule | str] = {
     ),
     **{
         f"timm.layers.evo_norm.EvoNorm2d{kind}": (
-            "an EvoNorm activates before it scales, in one formula: it is no normalisation whose "
-            "scale σNorm could take over"
+            "an EvoNorm is normalisation and activation in one formula, so that its weight scales "
+            "no normalised value and σNorm has no counterpart. Build the network with another "
+            "norm layer"
         )
         for kind in ("B0", "B1", "B2", "S0", "S1", "S2")
     },
-    **{
-        f"timm.layers.filter_response_norm.FilterResponseNorm{kind}": (
-            "a FilterResponseNorm trains scale, shift and activation threshold as one"
-        )
-        for kind in ("Tlu2d", "Act2d")
-    },
+    "timm.layers.filter_response_norm.FilterResponseNormTlu2d": (
+        "a FilterResponseNorm with TLU trains scale, shift and activation threshold as one. Build "
+        "the network with another norm layer"
+    ),
     **dict.fromkeys(
         ("timm.layers.inplace_abn.InplaceAbn", "inplace_abn.abn.InPlaceABN"),
         "an in-place activated BatchNorm recomputes its input from its output by weight and bias, "
-        "of which there is one set only: build the network with another norm_layer",
+        "of which there is one set only. Build the network with another norm layer",
     ),
 }
 
@@ -224,15 +236,38 @@ def is_norm(module: nn.Module) -> bool:
 _NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
 
 
-def rule_for(module: nn.Module) -> NormRule | KeepRule | str:
-    """The rule for a norm, why it is always kept, or (a text) why it cannot be converted."""
+def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
+    """The rule for every norm by its name; norms of one class and setting are probed once."""
+    probed: dict[Hashable, NormRule | str] = {}
+    return {name: rule_for(norm, probed) for name, norm in norms}
+
+
+def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
+    """The rule for a norm, why it is always kept, or (a text) why it cannot be converted.
+
+    Args:
+        module: what :func:`is_norm` holds for.
+        probed: what probes have found so far, by class and settings; added to.
+    """
     cls = type(module)
     if isinstance(module, LazyModuleMixin):
         return "a lazy norm has no shape yet: run one batch through the network first"
     if hasattr(module, "parametrizations"):
-        return "its parameters are parametrised: call parametrize.remove_parametrizations first"
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance, which may do more than normalise"
+        return (
+            "its parameters are parametrised: make them plain first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if "_hf_hook" in vars(module):
+        return (
+            "accelerate has replaced its forward on the instance: undo that first, with "
+            "accelerate.hooks.remove_hook_from_submodules"
+        )
+    forward = vars(module).get("forward")  # accelerate leaves the class's own there
+    if forward is not None and getattr(forward, "__func__", None) is not cls.forward:
+        return (
+            "its forward was replaced on the instance, which may do more than normalise: delete "
+            "the replacement, or make it a subclass"
+        )
     for base in cls.__mro__:
         rule = _RULES.get(base) or _RULES.get(qualified_name(base))
         if rule is None:
@@ -240,28 +275,35 @@ def rule_for(module: nn.Module) -> NormRule | KeepRule | str:
         inherits = getattr(cls, "forward") is getattr(base, "forward")  # noqa: B009
         if inherits or not isinstance(rule, NormRule):
             return rule
-        return _probed(
-            module,
-            f"{cls.__name__} is a subclass of {base.__name__} with its own forward, which may do "
-            "more than normalise: register a builder for it with sigmanens.rules.register_norm",
-        )
+        what = f"{cls.__name__} is a subclass of {base.__name__} with a forward of its own"
+        return _probed(module, what, {} if probed is None else probed)
     return _probed(
-        module,
-        f"no rule for {cls.__module__}.{cls.__name__}: register it with "
-        "sigmanens.rules.register_norm",
+        module, f"no rule covers {qualified_name(cls)}", {} if probed is None else probed
     )
 
 
-def _probed(module: nn.Module, refusal: str) -> NormRule | str:
+def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]) -> NormRule | str:
     """The rule for a norm that follows the protocol, or the refusal with what the probe saw."""
+    key = settings(module)
+    if key is not None and key in probed:
+        return probed[key]
+    if any(t.is_meta for t in module.parameters()):
+        return f"{what}, and it lies on the meta device, where it cannot be tried: load it first"
     found = probe(module)
-    if not isinstance(found, Protocol):
-        return f"{refusal} (the probe saw that {found})"
-    build = partial(
-        SigmaWrappedNorm,
-        channels_last=found.channels_last,
-        neutral=found.neutral,
-        tail=found.tail,
-    )
-    scale = _weight if found.neutral else _weight_from_one
-    return NormRule(build, lambda _: found.shape, scale=scale)
+    if isinstance(found, Protocol):
+        build = partial(
+            SigmaWrappedNorm,
+            channels_last=found.channels_last,
+            neutral=found.neutral,
+            tail=found.tail,
+        )
+        scale = _weight if found.neutral else _weight_from_one
+        rule: NormRule | str = NormRule(build, lambda _: found.shape, scale=scale)
+    else:
+        rule = (
+            f"{what}, and it is no plain weight ⊙ norm(x) + bias, for {found}. Register a builder "
+            "for it with sigmanens.rules.register_norm"
+        )
+    if key is not None:
+        probed[key] = rule
+    return rule

@@ -104,6 +104,7 @@ def test_a_plain_network_is_refused() -> None:
 # -- evaluation --------------------------------------------------------------------------------
 
 
+@pytest.mark.case("T5")
 def test_rows_of_logits_are_rows_of_labels_when_batches_do_not_divide(
     make_trainer: MakeTrainer,
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tests.integrations.texts import (
     VOCABULARY,
@@ -24,26 +26,31 @@ from transformers import (
 )
 
 import sigmanens as sn
+from sigmanens.errors import CheckpointError
 
 RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear",
           "num_train_epochs": 2}  # fmt: skip
 
 
+@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
-    make_trainer: MakeTrainer, tmp_path: Path
+    make_trainer: MakeTrainer, tmp_path: Path, small: bool
 ) -> None:
     loss_fn = sn.EnsembleLoss(diversity=sn.Diversity(tau=0.5, weight=1e-2))
     data = sentences(18)
     whole = ensemble(dropout=0.1)
     start = weights(whole)
-    first = make_trainer(whole, RESUME, loss_fn=loss_fn, train_dataset=data)
+    options: dict[str, Any] = {
+        "loss_fn": loss_fn, "train_dataset": data, "small_checkpoints": small,
+    }  # fmt: skip
+    first = make_trainer(whole, RESUME, **options)
     first.train()
+    names = {path.name for path in (tmp_path / "run" / "checkpoint-3").iterdir()}
+    assert ("sigmanens.json" in names, "model.safetensors" in names) == (small, not small)
+    assert {"optimizer.pt", "trainer_state.json", "training_args.bin", "tokenizer.json"} <= names
     resumed = ensemble(dropout=0.1)
     apart(resumed, seed=9)  # other scales, as another process would have drawn them
-    second = make_trainer(
-        resumed, RESUME | {"output_dir": str(tmp_path / "second")}, loss_fn=loss_fn,
-        train_dataset=data,
-    )  # fmt: skip
+    second = make_trainer(resumed, RESUME | {"output_dir": str(tmp_path / "second")}, **options)
     second.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert second.state.global_step == 6
     assert_same(weights(resumed), weights(whole))
@@ -66,8 +73,9 @@ def test_keys_of_checkpoints_have_no_name_that_is_renamed(
     assert not [key for key in saved if "gamma" in key or "beta" in key]
 
 
+@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
 def test_the_best_checkpoint_is_loaded_at_the_end(
-    make_trainer: MakeTrainer, tmp_path: Path
+    make_trainer: MakeTrainer, tmp_path: Path, small: bool
 ) -> None:
     scores = iter([0.1, 0.9, 0.5])
     states: list[dict[str, Tensor]] = []
@@ -81,7 +89,10 @@ def test_the_best_checkpoint_is_loaded_at_the_end(
             "eval_steps": 1, "load_best_model_at_end": True,
             "metric_for_best_model": "score"}  # fmt: skip
     data = sentences(12)
-    make_trainer(ens, args, train_dataset=data, eval_dataset=data, compute_metrics=metrics).train()
+    make_trainer(
+        ens, args, train_dataset=data, eval_dataset=data, compute_metrics=metrics,
+        small_checkpoints=small,
+    ).train()  # fmt: skip
     assert_same(weights(ens), states[1])
     assert not torch.equal(states[1]["network.classifier.heads.0.weight"],
                            states[2]["network.classifier.heads.0.weight"])  # fmt: skip
@@ -128,3 +139,20 @@ def test_save_model_writes_what_load_reads(make_trainer: MakeTrainer, tmp_path: 
     card = (folder / "README.md").read_text()
     assert f"{metrics['eval_loss']:.4g}" in card
     assert "runtime" not in card
+
+
+def test_small_checkpoints_hold_the_members_and_want_the_same_base(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    base = bert()
+    ens = sn.convert(base, 2, train="members")
+    options: dict[str, Any] = {"train_dataset": sentences(12), "small_checkpoints": True}
+    make_trainer(ens, RESUME, **options).train()
+    folder = tmp_path / "run" / "checkpoint-3"
+    (file,) = folder.glob("sigmanens-*.safetensors")
+    assert file.stat().st_size < 0.5 * sum(4 * p.numel() for p in base.parameters())
+    with torch.no_grad():
+        base.bert.pooler.dense.weight[0, 0] += 1  # as another process might have drawn it
+    other = make_trainer(sn.convert(base, 2, train="members"), RESUME, **options)
+    with pytest.raises(CheckpointError, match=r"not the base .*bert\.pooler\.dense\.weight"):
+        other.train(resume_from_checkpoint=str(folder))

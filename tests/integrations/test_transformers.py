@@ -136,6 +136,7 @@ def test_a_step_is_the_step_of_a_plain_loop(make_trainer: MakeTrainer) -> None:
     assert_same(weights(ens), weights(reference), 1e-6)
 
 
+@pytest.mark.case("T5")
 def test_accumulated_unequal_batches_are_one_large_batch(make_trainer: MakeTrainer) -> None:
     ens, loss_fn = ensemble(), sn.EnsembleLoss(diversity=sn.Diversity(tau=0.5, weight=1e-2))
     data = sentences(7, length=4)
@@ -296,3 +297,22 @@ def test_columns_of_a_base_wrapped_by_peft(make_trainer: MakeTrainer) -> None:
     ens = sn.convert(wrapped, 2)
     trainer = make_trainer(ens, train_dataset=sentences(8))
     assert math.isfinite(trainer.train().training_loss)
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+def test_as_many_sentences_as_words_are_no_riddle() -> None:
+    """Without a warning (an error here), by name and by position, with masks of any kind."""
+    ens = ensemble(members=3).eval()
+    ids = torch.randint(5, 15, (6, 6))
+    mask = (torch.arange(6) < torch.arange(1, 7)[:, None]).long()
+    with torch.no_grad():
+        for args, kwargs in (
+            ((), {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids % 2}),
+            ((ids, mask), {"position_ids": torch.arange(6)[None]}),
+            ((ids,), {"attention_mask": mask[None, None].float().log()}),
+        ):
+            expected = [ens.member(m)(*args, **kwargs).logits for m in range(3)]
+            got = ens(*args, **kwargs).logits
+            torch.testing.assert_close(got, torch.stack(expected), rtol=1e-5, atol=1e-5)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from sigmanens import measures
+from sigmanens.checkpoint import is_checkpoint, load_into, save_pretrained
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
@@ -33,8 +34,8 @@ class EnsembleTrainer(Trainer):
 
     The optimizer that ``args`` names gets :func:`sigmanens.param_groups`; label smoothing acts on
     every member's loss; the training log has the parts of the loss and the diversity of the scales.
-    A checkpoint holds the whole network, as any Trainer's; :meth:`save_model` writes the small
-    folder that :func:`sigmanens.load` reads.
+    A checkpoint holds the whole network, as any Trainer's, unless ``small_checkpoints`` is set;
+    :meth:`save_model` writes the small folder that :func:`sigmanens.load` reads.
 
     Args:
         model: the ensemble; or None with ``model_init``, which then returns one.
@@ -44,6 +45,9 @@ class EnsembleTrainer(Trainer):
         collect: fields of :class:`EnsembleOutput` that ``evaluate`` and ``predict`` keep. One gives
             an array, as ``compute_metrics`` expects of any classifier; several a tuple of arrays
             in the order of the fields.
+        small_checkpoints: save in checkpoints what ``save_model`` does: what the members add, and
+            of the rest what training has changed. To resume, the base must then have the very
+            weights it had, fresh layers (a pooler, say) included.
 
     Raises:
         InputError: for a model that is no ensemble, an unknown field, several GPUs in one process,
@@ -57,6 +61,7 @@ class EnsembleTrainer(Trainer):
         loss_fn: EnsembleLoss | None = None,
         scale_lr_mult: float | None = None,
         collect: Sequence[str] = ("logits",),
+        small_checkpoints: bool = False,
         **kwargs: Any,
     ) -> None:
         known = [f.name for f in fields(EnsembleOutput) if f.name != "loss"]
@@ -65,6 +70,7 @@ class EnsembleTrainer(Trainer):
             raise InputError(f"collect is {collect!r}; expected some of {', '.join(known)}")
         self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
         self.scale_lr_mult = scale_lr_mult
+        self.small_checkpoints = small_checkpoints
         self.dropped = [name for name in known if name not in collect]
         adapted = None if model is None else EnsembleForClassification(model, self.loss_fn)
         super().__init__(adapted, *args, **kwargs)
@@ -202,8 +208,32 @@ class EnsembleTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert self.model is not None
+        if self.small_checkpoints and state_dict is None:  # else a sharded network was gathered
+            if not self.args.should_save:
+                return
+            folder = Path(output_dir or str(self.args.output_dir))
+            save_pretrained(self.ensemble, folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+            torch.save(self.args, folder / "training_args.bin")
+            return
         state = self.model.state_dict() if state_dict is None else state_dict
         super()._save(output_dir, _untied(state))
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        if is_checkpoint(resume_from_checkpoint):
+            load_into(self.ensemble, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        if best is not None and is_checkpoint(best):
+            load_into(self.ensemble, best)
+        else:
+            super()._load_best_model()
 
 
 def _untied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,79 @@
+"""What conversion says when a network, or some of its norms, cannot be converted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from sigmanens.errors import NoNormError, UnsupportedNormError
+
+__all__ = ["no_norms", "some_names", "unsupported"]
+
+_KNOWN = "BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm"
+_SHOWN = 4
+
+
+def no_norms(model: nn.Module) -> NoNormError:
+    """For a network without a norm: says so, and what it has instead if that can be seen."""
+    kind = type(model).__name__
+    standardised = [m for m in model.modules() if _standardises_weights(m)]
+    if standardised:
+        classes = ", ".join(sorted({type(m).__name__ for m in standardised}))
+        return NoNormError(
+            f"this {kind} has no normalisation layers, for it standardises the weights of its "
+            f"convolutions instead ({len(standardised)} × {classes}). σNorm scales normalised "
+            f"activations per member, of which there are none here: take a network with {_KNOWN} "
+            "layers"
+        )
+    return NoNormError(
+        f"no normalisation layer found in this {kind}: σNorm needs at least one module of the "
+        f"kind {_KNOWN}. A norm that forward calls as a function (F.layer_norm and kin) cannot be "
+        "converted: make it a module of the network"
+    )
+
+
+def unsupported(
+    model: nn.Module, refused: Sequence[tuple[str, str, str]], total: int, others: bool | None
+) -> UnsupportedNormError:
+    """For norms that cannot be converted: every reason once, with the norms it holds for.
+
+    Args:
+        model: the base.
+        refused: (dotted name, class, reason) of each.
+        total: number of norms in the network.
+        others: whether any other norm could be converted; None if that would not help.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, kind, reason in refused:
+        groups.setdefault((kind, reason), []).append(name)
+    lines = []
+    for (kind, reason), names in groups.items():
+        count = kind if len(names) == 1 else f"{len(names)} × {kind}"
+        lines.append(f"  {some_names(names, _SHOWN)} ({count}): {reason}")
+    n, kind = len(refused), type(model).__name__
+    if others is None:
+        advice = ""
+    elif others:
+        them = "it as it is" if n == 1 else "them as they are"
+        advice = f"To keep {them}, the same for all members, choose other norms with layers=…"
+    else:
+        advice = f"This {kind} has no other norm to convert"
+    lines += [advice] if advice else []
+    return UnsupportedNormError(
+        f"{n} of {total} norms of this {kind} cannot be converted:\n" + "\n".join(lines)
+    )
+
+
+def some_names(names: Sequence[str], limit: int = 12) -> str:
+    """The first names of a list, and how many more there are."""
+    shown = ", ".join(name or "(root)" for name in names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _standardises_weights(module: nn.Module) -> bool:
+    """Whether a convolution is, by its class's name (timm's, BiT's), weight-standardised."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    return isinstance(module, _ConvNd) and any("StdConv" in name for name in names)
