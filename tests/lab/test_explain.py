@@ -85,13 +85,13 @@ def test_values_that_mean_nothing_are_named(options: dict[str, Any], said: str) 
 def test_the_command_prints_and_writes_a_page_that_asks_for_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "new" / "dial.html"
-    given = ["explain", "--members", "4", "--tau", "0.3", "--steps", "30", "--out", str(out)]
+    folder = tmp_path / "new"
+    given = ["explain", "--members", "4", "--tau", "0.3", "--steps", "30", "--out", str(folder)]
     assert main(given) == 0
     printed = capsys.readouterr().out
     assert "0.3 ←" in printed
     assert "Cosine of the scales by step" in printed
-    text = out.read_text(encoding="utf-8")
+    text = (folder / "explain.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text
     assert "τ=0.3" in text
     head, _, _ = text.partition("/**")  # plotly's own source mentions addresses
@@ -99,6 +99,8 @@ def test_the_command_prints_and_writes_a_page_that_asks_for_nothing(
     assert "<link" not in head
     assert main(given) == 1
     assert "exists already" in capsys.readouterr().err
+    assert main([*given[:-1], str(folder / "other.html")]) == 0
+    assert (folder / "other.html").read_text(encoding="utf-8") == text
 
 
 def test_wrong_usage_has_status_2_and_an_unreachable_wish_1(

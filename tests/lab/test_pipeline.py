@@ -46,7 +46,7 @@ from sigmanens.lab.config import (
     Recipe,
     TrainConfig,
 )
-from sigmanens.lab.data import load_images
+from sigmanens.lab.data import load_images, sets
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.pipeline import evaluate_run, load_run, train_run
 from sigmanens.lab.runs import read_config, read_metrics
@@ -495,7 +495,7 @@ def test_splits_with_other_classes_are_refused(tmp_path: Path, split: str) -> No
         return load_images(tmp_path / part, part, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "load_images", load)
+        patch.setattr(sets, "load_images", load)
         with pytest.raises(DataError, match=f"'{split}' and 'test' .* different classes"):
             run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -165,8 +165,10 @@ def explain(config: Namespace, command: str) -> None:
     from sigmanens.lab.explain_words import print_explanation
 
     out = None if config.out is None else Path(config.out)
-    if out is not None and (out.suffix != ".html" or out.exists()):
-        raise RunError(f"--out {out} exists already, or is no .html; expected a new HTML file")
+    if out is not None and out.suffix != ".html":
+        out = out / "explain.html"
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists already; give another --out")
     found = explanation(as_config(vars(config)))
     print_explanation(found)
     if out is not None:
@@ -244,7 +246,7 @@ def _parser() -> ArgumentParser:
         description=explain.__doc__, usage="sigmanens explain --members M [--tau TAU] [options]"
     )
     sub.add_argument("--config", action="config", help="YAML file with any of these options")
-    sub.add_argument("--out", type=str | None, default=None, help="HTML file for the page, new")
+    sub.add_argument("--out", type=str | None, default=None, help="folder or new .html for a page")
     sub.add_class_arguments(ExplainConfig)
     commands.add_subcommand("explain", sub, help=explain.__doc__)
 

@@ -18,7 +18,15 @@ from sigmanens.lab.config import (
 )
 from sigmanens.lab.plain import from_plain
 
-__all__ = ["METHODS", "PRESETS", "BenchConfig", "MeasureConfig", "Variant", "preset_path"]
+__all__ = [
+    "METHODS",
+    "PRESETS",
+    "BenchConfig",
+    "MeasureConfig",
+    "PathConfig",
+    "Variant",
+    "preset_path",
+]
 
 METHODS = (
     "separate",
@@ -35,9 +43,12 @@ METHODS = (
     "lora_ensemble",
     "sigmanens_lambda0",
     "sigmanens",
+    "warm_path",
 )
 """What can be trained. "separate" trains M networks and gives the rows single, single_temperature
-and deep_ensemble; on pretrained weights also single_finetuned."""
+and deep_ensemble; on pretrained weights also single_finetuned. "warm_path" trains σN-Ens at one τ
+and goes on from there to all others, see ``PathConfig``; its rows are of sigmanens, variant
+"warm_path"."""
 
 _FOLDER = Path(__file__).parent / "presets"
 PRESETS = tuple(sorted(p.stem for p in _FOLDER.glob("*.yaml")))
@@ -71,6 +82,23 @@ class MeasureConfig:
     detailed_seeds: int | None = 1
     features: bool = True
     resamples: int = 500
+
+
+@dataclass
+class PathConfig:
+    """The dial by continuation: one full training, then short ones from τ to the neighbouring τ.
+
+    Attributes:
+        start: τ of the full training, one of the study's; none: the middle one, the upper of two.
+        epochs: of each continuation.
+        lr: its peak rate, as a factor on the recipe's.
+        renoise: standard deviation of noise added to the scale logits before each continuation.
+    """
+
+    start: float | None = None
+    epochs: int = 8
+    lr: float = 0.5
+    renoise: float = 0.0
 
 
 @dataclass
@@ -110,6 +138,7 @@ class BenchConfig:
         weights: λ of "sigmanens"; none: that of ``diversity``.
         members: numbers of members, one after the other; none: that of ``ensemble``.
         variants: further trainings, by name.
+        path: how "warm_path" goes from τ to τ.
         seeds: one training of everything for each.
         measure: what is measured.
         workers: trainings side by side, each in a process with one CPU thread.
@@ -131,6 +160,7 @@ class BenchConfig:
     weights: list[float] | None = None
     members: list[int] | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
+    path: PathConfig = field(default_factory=PathConfig)
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     workers: int = 1
@@ -149,7 +179,7 @@ class BenchConfig:
             values = getattr(self, key)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{key} is {values}; expected at least one, each once")
-        if "sigmanens" in self.methods and (
+        if {"sigmanens", "warm_path"} & set(self.methods) and (
             not self.taus or len(set(self.taus)) < len(self.taus) or min(self.taus) <= 0
         ):
             raise ConfigError(f"taus is {self.taus}; expected at least one τ > 0, each once")
@@ -161,6 +191,12 @@ class BenchConfig:
             raise ConfigError(f"workers is {self.workers}; expected at least 1")
         if self.measure.corruption_limit < 1 or self.measure.resamples < 1:
             raise ConfigError("measure.corruption_limit and measure.resamples must be at least 1")
+        if self.path.start is not None and self.path.start not in self.taus:
+            raise ConfigError(
+                f"path.start is {self.path.start:g}; expected one of taus {self.taus}"
+            )
+        if self.path.epochs < 1 or not self.path.lr > 0 or self.path.renoise < 0:
+            raise ConfigError("path needs epochs ≥ 1, lr > 0 and renoise ≥ 0")
         for name in self.variants:
             self.changed(name)
 

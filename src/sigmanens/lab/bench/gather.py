@@ -38,6 +38,7 @@ def gather(
     for trial, folder in finished.items():
         found = json.loads((folder / "rows.json").read_text(encoding="utf-8"))["rows"]
         for row in found:
+            row["trial"] = trial.key
             history = row.pop("epochs", None)
             if history and trial.seed == config.seeds[0]:
                 setting = ("method", "members", "tau", "weight", "variant", "seed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_lo
 from sigmanens.lab.training import members_of, parameters
 from sigmanens.prediction import log_mean_exp
 
-__all__ = ["FITTED_ON", "measure_outcome"]
+__all__ = ["FITTED_ON", "measure_outcome", "prediction_name"]
 
 FITTED_ON = 5000
 """Training examples that OOD scores of features are fitted on, at most."""
@@ -40,6 +41,7 @@ def measure_outcome(
         the row and what it was computed from, as :func:`sigmanens.lab.rows.evaluate`.
     """
     data, trial = shop.material.data, shop.trial
+    tau = trial.tau if outcome.tau is None else outcome.tau
     if not detailed:
         data = EvaluationData(data.validation, data.test)
     logits = outcome.logits or member_logits(outcome.network)
@@ -50,7 +52,7 @@ def measure_outcome(
             features = feature_options(outcome.network, _first(shop.material.train))
     measure = partial(
         evaluate, logits, data, method=outcome.method, network=outcome.network,
-        members=members_of(outcome.network), params=parameters(outcome.network), tau=trial.tau,
+        members=members_of(outcome.network), params=parameters(outcome.network), tau=tau,
         weight=trial.weight, seed=trial.seed, train_seconds=outcome.seconds,
         resamples=shop.config.measure.resamples,
     )  # fmt: skip
@@ -61,7 +63,7 @@ def measure_outcome(
             raise
         row, kept = measure()
         row["features_unfit"] = str(error)  # no score of features could be fitted
-    row["variant"] = trial.variant or None
+    row["variant"] = outcome.variant or trial.variant or None
     row["epochs"] = outcome.history or None
     if detailed and shop.material.corrupt is not None:
         row["corruption"] = {
@@ -78,6 +80,12 @@ def measure_outcome(
     if outcome.method == "deep_ensemble":
         row["curve"] = _curve(kept)
     return row | outcome.extra, kept
+
+
+def prediction_name(row: Mapping[str, Any]) -> str:
+    """What the predictions of a row are called in its trial's file."""
+    tau = "" if row["tau"] is None else f"_tau{row['tau']:g}"
+    return f"{row['method']}_m{row['members']}{tau}"
 
 
 def _first(train: Labelled) -> Labelled:

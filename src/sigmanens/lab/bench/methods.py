@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
+from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
+from sigmanens.lab.training import TrainingResult
 
 __all__ = ["BUILDERS", "Outcome", "train_method"]
 
@@ -28,6 +31,8 @@ class Outcome:
         logits: what it answers, where that is not the network's own logits.
         history: of the epochs.
         extra: further keys of its row.
+        tau: of the penalty, where it is not the trial's.
+        variant: likewise.
     """
 
     method: str
@@ -36,6 +41,8 @@ class Outcome:
     logits: MemberLogits | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    tau: float | None = None
+    variant: str = ""
 
 
 Builder = Callable[[Workshop], nn.Module]
@@ -99,6 +106,9 @@ def train_method(shop: Workshop) -> Iterator[Outcome]:
     if method == "separate":
         yield from _separate(shop)
         return
+    if method == "warm_path":
+        yield from warm_path(shop)
+        return
     if method == "laplace":
         yield from _laplace(shop)
         return
@@ -146,3 +156,44 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     around = baselines.laplace(network, **shop.options)
     around.fit(train.images, train.labels)
     yield Outcome("laplace", around, seconds)
+
+
+def warm_path(shop: Workshop) -> Iterator[Outcome]:
+    """σN-Ens at every τ of the study: one full training, the others by continuation from τ to τ.
+
+    The seconds of a continuation are its own; those of the start are of the full training.
+    """
+    taus, path = sorted(shop.config.taus), shop.config.path
+    middle = taus.index(path.start) if path.start is not None else len(taus) // 2
+    start = shop.convert(**shop.options)
+    diversity = shop.diversity(taus[middle])
+    done = shop.fit(start, name="start", diversity=diversity, cost=shop.members)
+    yield _step(shop, start, done, taus[middle])
+    recipe = shop.config.recipe
+    recipe = replace(recipe, epochs=path.epochs, lr=recipe.lr * path.lr)
+    for side in (taus[middle + 1 :], taus[:middle][::-1]):
+        network = start
+        for tau in side:
+            network = copy.deepcopy(network)
+            _renoise(network, path.renoise, shop.generator())
+            done = shop.fit(
+                network, name=f"tau{tau:g}", diversity=shop.diversity(tau), cost=shop.members,
+                recipe=recipe,
+            )  # fmt: skip
+            yield _step(shop, network, done, tau)
+
+
+def _step(shop: Workshop, network: nn.Module, done: TrainingResult, tau: float) -> Outcome:
+    return Outcome(
+        "sigmanens", network, done.seconds, history=done.history, tau=tau,
+        variant=shop.trial.variant or "warm_path",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _renoise(ensemble: SigmaEnsemble, deviation: float, generator: torch.Generator) -> None:
+    """Add noise to the scale logits, so that members may divide the channels anew."""
+    if deviation:
+        for norm in ensemble.sigma_norms().values():
+            noise = torch.randn(norm.logit.shape, generator=generator)
+            norm.logit.add_(deviation * noise.to(norm.logit))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sigmanens.evaluation import apply_temperature
 from sigmanens.evaluation.intervals import bootstrap
+from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.prediction import log_mean_exp
 
@@ -69,17 +70,18 @@ def _losses(
     finished: Mapping[Trial, Path], rows: list[dict[str, Any]]
 ) -> dict[Setting, dict[int, dict[str, Tensor]]]:
     """−log p of each test example, as predicted and with the fitted temperature, by setting."""
-    by_trial: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    by_trial: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        by_trial.setdefault((row["seed"], row.get("variant")), []).append(row)
+        by_trial.setdefault(row["trial"], []).append(row)
     found: dict[Setting, dict[int, dict[str, Tensor]]] = {}
     for trial, folder in finished.items():
+        if not (folder / "predictions.safetensors").exists():
+            continue  # the rows were kept, the predictions were not
         tensors = load_file(folder / "predictions.safetensors")
         labels = tensors["labels"]
-        for row in by_trial.get((trial.seed, trial.variant or None), []):
-            name = f"{row['method']}_m{row['members']}.member_log_probs"
-            same = (row["tau"], row["weight"]) == (trial.tau, trial.weight)
-            if name not in tensors or not same:
+        for row in by_trial.get(trial.key, []):
+            name = f"{prediction_name(row)}.member_log_probs"
+            if name not in tensors:
                 continue
             mean = log_mean_exp(tensors[name].double())
             scaled = apply_temperature(mean, row["temperature"])

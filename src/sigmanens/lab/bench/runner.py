@@ -20,7 +20,7 @@ from sigmanens.errors import RunError, SigmaNensError
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import load_material
-from sigmanens.lab.bench.measure import measure_outcome
+from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import train_method
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -141,7 +141,7 @@ def _do(config: BenchConfig, trial: Trial, folder: Path, advance: Callable[[floa
     tensors: dict[str, Tensor] = {}
     for outcome in train_method(shop):
         row, kept = measure_outcome(shop, outcome, detailed=few is None or place < few)
-        name = f"{row['method']}_m{row['members']}"
+        name = prediction_name(row)
         rows.append(row)
         tensors |= {f"{name}.{k}": v for k, v in kept.items() if "labels" not in k}
         tensors |= {k: v for k, v in kept.items() if "labels" in k}

@@ -21,6 +21,7 @@ from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material
 from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.config import Recipe
 from sigmanens.lab.training import TrainingResult, train_network
 from sigmanens.objective import EnsembleLoss
 
@@ -82,12 +83,13 @@ class Workshop:
         options = vars(self.config.ensemble) | {"members": self.members} | changes
         return convert(self.base(), generator=self.generator(), **options)
 
-    def diversity(self) -> Diversity | None:
-        """The penalty of this trial."""
-        if self.trial.tau is None:
+    def diversity(self, tau: float | None = None) -> Diversity | None:
+        """The penalty of this trial, or at another τ."""
+        tau = self.trial.tau if tau is None else tau
+        if tau is None:
             return None
         given = vars(self.config.diversity)
-        return Diversity(**given | {"tau": self.trial.tau, "weight": self.trial.weight})
+        return Diversity(**given | {"tau": tau, "weight": self.trial.weight})
 
     def fit(
         self,
@@ -97,6 +99,7 @@ class Workshop:
         name: str = "network",
         diversity: Diversity | None = None,
         cost: float = 1.0,
+        recipe: Recipe | None = None,
     ) -> TrainingResult:
         """Train in place under the study's recipe, or load what an earlier run trained.
 
@@ -106,6 +109,7 @@ class Workshop:
             name: what its file is called, where a trial trains several.
             diversity: the penalty.
             cost: of one epoch, in passes of one network.
+            recipe: another one than the study's.
 
         Raises:
             RunError: if the file of the earlier run does not fit. What ``train_network`` raises.
@@ -113,7 +117,7 @@ class Workshop:
         kept = None if self.folder is None else self.folder / "networks" / f"{name}.safetensors"
         if kept is not None and kept.exists():
             return _load_trained(network, kept)
-        done = self._train(network, index, name, diversity, cost)
+        done = self._train(network, index, name, diversity, cost, recipe or self.config.recipe)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             tensors = _plain(network.state_dict())
@@ -128,11 +132,12 @@ class Workshop:
         name: str,
         diversity: Diversity | None,
         cost: float,
+        recipe: Recipe,
     ) -> TrainingResult:
         return train_network(
             network,
             self.material.train,
-            self.config.recipe,
+            recipe,
             EnsembleLoss(diversity=diversity),
             seed=self.seed(index),
             folder=None if self.folder is None else self.folder / "training" / name,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sigmanens.evaluation.equivalent import deep_ensemble_equivalent
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS, Metric, compare, judge
 from sigmanens.lab.report.headline import headline
 from sigmanens.lab.report.reading import read_study
-from sigmanens.lab.report.study import Group, Stat, Study
+from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
 
 __all__ = ["Verdict", "criterion_words", "study_verdict", "verdict"]
 
@@ -63,6 +64,8 @@ def study_verdict(study: Study) -> Verdict:
         _members(ours),
         _noise(study, ours),
         *(_ood(study, ours, name) for name in study.ood),
+        _ood_score(study, ours),
+        _equivalent(study, ours),
         _evidence(study),
     ]
     chosen = {
@@ -185,6 +188,49 @@ def _ood(study: Study, ours: Group, name: str) -> str:
     score = study.quoted_score(name)
     text = _beside(study, ours, partial(_auroc, name, score), _AUROC)
     return f"OOD set “{naming.words(name)}”: by {naming.words(score)}, {text}." if text else ""
+
+
+def _ood_score(study: Study, ours: Group) -> str:
+    """Which score tells the OOD sets apart best, beside the usual one."""
+    shared = [
+        s for s in next(iter(study.ood.values()), []) if all(s in v for v in study.ood.values())
+    ]
+    found: dict[str, float] = {}
+    for score in shared:
+        means = [ours.stat("ood", name, score).mean for name in study.ood]
+        known = [m for m in means if m is not None]
+        if known and len(known) == len(means):
+            found[score] = sum(known) / len(known)
+    if len(found) < 2:
+        return ""
+    best = max(found, key=lambda score: found[score])
+    usual = study.quoted_score(next(iter(study.ood)))
+    text = (
+        f"OOD scores: for {ours.label} the highest mean AUROC over the sets is that of "
+        f"{naming.words(best)}, {naming.number(found[best])}"
+    )
+    if best == usual or usual not in found:
+        return f"{text}. Other data may favour another score."
+    return (
+        f"{text}, against {naming.number(found[usual])} of {naming.words(usual)}. Other data may "
+        "favour another score."
+    )
+
+
+def _equivalent(study: Study, ours: Group) -> str:
+    """How many separate networks would have this temperature-scaled NLL."""
+    mine = ours.stat("nll_calibrated")
+    curves = [dig(row, "curve") for row in (study.deep.rows.values() if study.deep else ())]
+    known = [c for c in curves if isinstance(c, Mapping) and len(c) > 1]
+    if mine.mean is None or not known:
+        return ""
+    curve = {int(k): [float(c[k]) for c in known if finite(c.get(k)) is not None] for k in known[0]}
+    found = deep_ensemble_equivalent(list(mine.by_seed.values()), curve)
+    relation = {"<": "fewer than ", ">": "more than "}.get(found.relation, "")
+    return (
+        f"Deep-ensemble equivalent: {ours.label} has the temperature-scaled NLL of "
+        f"{relation}{found.value:.1f} separate networks."
+    )
 
 
 def _corrupted(severity: str, key: str, group: Group) -> Stat:
