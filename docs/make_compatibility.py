@@ -6,6 +6,8 @@
     python docs/make_compatibility.py --render               # the page from the JSON, no run
     python docs/make_compatibility.py --check                # is the page what would be written?
 
+The section on real weights is rendered from docs/real_weights.json (docs/make_real_weights.py).
+
 Exits with 1 if a cell is a fault or the page is not up to date. The networks and behaviours are
 those of tests/matrix; nothing is downloaded.
 """
@@ -29,6 +31,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 JSON, PAGE = HERE / "compatibility.json", HERE / "compatibility.md"
+REAL_WEIGHTS = HERE / "real_weights.json"
 PACKAGES = ("torch", "timm", "torchvision", "transformers", "peft", "onnx", "onnxruntime")
 SIGNS = {"pass": "✓", "refused": "refused", "upstream": "base", "FAIL": "**FAULT**", "": "·"}
 # A worker is replaced after so many networks, which bounds what libraries keep.
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = json.dumps(document, indent=1, ensure_ascii=False)
             JSON.write_text(text + "\n", encoding="utf-8")
     document = json.loads(JSON.read_text(encoding="utf-8"))
-    page = render(document)
+    page = render(document, _read(REAL_WEIGHTS))
     if options.check:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
         print(
@@ -88,7 +91,7 @@ def measure(only: str, skip: Sequence[str], workers: int) -> Iterator[dict[str, 
     if not wanted:
         raise SystemExit(f"--only {only!r} matches none of the {len(known)} networks")
     chosen = [c for c in columns if c not in skip]
-    before = json.loads(JSON.read_text(encoding="utf-8")) if JSON.exists() else {"rows": []}
+    before = _read(JSON)
     rows = {row["network"]: row for row in before["rows"] if row["network"] in known}
     for row in _rows(wanted, chosen, workers):
         old = rows.get(row["network"], {"cells": {}})["cells"]
@@ -102,10 +105,17 @@ def measure(only: str, skip: Sequence[str], workers: int) -> Iterator[dict[str, 
         )
         yield {
             "version": 1,
-            "environment": _environment(),
+            "environment": environment(),
             "behaviours": columns,
             "rows": [rows[name] for name in known if name in rows],
         }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"rows": []}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def _rows(names: list[str], columns: list[str], workers: int) -> Iterator[dict[str, Any]]:
@@ -134,7 +144,8 @@ def _row(name: str, columns: list[str]) -> dict[str, Any]:
     return row | {"seconds": round(row["seconds"])}
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Versions of what a run depends on."""
     found = {"python": platform.python_version()}
     for package in ("sigmanens", *PACKAGES):
         try:
@@ -152,7 +163,7 @@ def kind(cell: str) -> str:
     return cell.partition(":")[0]
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render(document: Mapping[str, Any], pretrained: Mapping[str, Any]) -> str:
     """The whole page."""
     from tests.matrix.behaviours import CHEAP, COSTLY
 
@@ -167,7 +178,9 @@ def render(document: Mapping[str, Any]) -> str:
         "Differences are measured in parts of how far the base's outputs move over the inputs, in "
         f"float64 where the base runs in it.\n\nWith {packages}.\n",
         "✓ holds · **refused**: a named error, below · **base**: the unconverted network fails "
-        "too · **FAULT**: neither · ·: not run\n",
+        "too · **FAULT**: neither · ·: not run (compile, export and ONNX take most of the time: "
+        "they are run on the networks of the tests' core first, then in the order of the seconds "
+        "that the other columns took)\n",
         "| behaviour | what holds | ✓ | refused | base | fault | not run |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -176,6 +189,7 @@ def render(document: Mapping[str, Any]) -> str:
         found = [str(counts[name][k]) for k in ("pass", "refused", "upstream", "FAIL", "")]
         parts.append(f"| {name} | {means} | " + " | ".join(found) + " |")
     parts.append("")
+    parts += _pretrained(pretrained)
     for library in dict.fromkeys(row["network"].partition("/")[0] for row in rows):
         mine = [row for row in rows if row["network"].startswith(f"{library}/")]
         parts += _table(library, mine, columns)
@@ -184,6 +198,34 @@ def render(document: Mapping[str, Any]) -> str:
     parts += _messages("Faults", "FAIL", rows)
     parts += _notes(rows)
     return "\n".join(parts)
+
+
+def _pretrained(document: Mapping[str, Any]) -> list[str]:
+    """The section on real weights; nothing if none were measured."""
+    if not document["rows"]:
+        return []
+    lines = [
+        "## Real weights on real data\n",
+        "Made by `python docs/make_real_weights.py`. Public pretrained networks, converted with "
+        "`sn.convert(base, members)` and not trained: accuracy of the base, of the ensemble at "
+        "step 0 and of `member(0)`, a plain network; the largest difference between a member's "
+        "logit and the base's, beside the base's largest logit. Parameters grow by the scales and "
+        "one head per member.\n",
+        "| network | weights | data | n | M | σNorms | accuracy: base | ensemble | member(0) "
+        "| NLL: base | ensemble | largest difference | largest logit | parameters: base "
+        "| ensemble |",
+        "| --- " * 15 + "|",
+    ]
+    for row in document["rows"]:
+        accuracy = [f"{row['accuracy'][k]:.4f}" for k in ("base", "ensemble", "member 0")]
+        nll = [f"{row['nll'][k]:.4f}" for k in ("base", "ensemble")]
+        cells = [
+            row["network"], row["weights"], row["data"], f"{row['n']:,}", str(row["members"]),
+            str(row["norms"]), *accuracy, *nll, f"{row['largest_difference']:.0e}",
+            f"{row['largest_logit']:.1f}", *(f"{v:,}" for v in row["parameters"].values()),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _table(library: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:

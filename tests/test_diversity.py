@@ -325,7 +325,7 @@ def test_a_half_precision_ensemble_has_the_same_penalty(dtype: torch.dtype) -> N
 # -- errors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tau", [0, 0.0, -1.0, math.nan, math.inf, "0.1", None, True])
+@pytest.mark.parametrize("tau", [0, 0.0, -1.0, math.nan, math.inf, "0.1", True])
 def test_a_temperature_that_is_none_is_refused(tau: object) -> None:
     with pytest.raises(DiversityError, match=r"tau \(τ\) is .*; expected a finite number > 0"):
         Diversity(tau=tau)  # type: ignore[arg-type]

@@ -177,6 +177,7 @@ def test_no_batched_input_is_an_error() -> None:
 # -- split batches -----------------------------------------------------------------------------
 
 
+@pytest.mark.case("T1")
 @pytest.mark.parametrize("schedule", ["folded", "sequential", 2])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_a_split_batch_gives_each_member_its_own_share(schedule: Any, training: bool) -> None:
@@ -198,6 +199,7 @@ def test_a_split_batch_gives_each_member_its_own_share(schedule: Any, training: 
     assert (after[1] - before[1]).abs().max() > 1e-4
 
 
+@pytest.mark.case("T2")
 def test_a_batch_that_does_not_split_is_an_error() -> None:
     ens = sn.convert(dense(), 3)
     with pytest.raises(

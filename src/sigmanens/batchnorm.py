@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sigmanens.errors import InputError
 from sigmanens.members import MemberAxis
+from sigmanens.memberwise import batch_norm, each, is_large, writes_in_place
 from sigmanens.scales import Affine, MemberNorm, SigmaNorm
 
 __all__ = ["MemberBatchNorm", "RunningStatistics", "SigmaBatchNorm", "SigmaInstanceNorm"]
@@ -23,6 +24,7 @@ class RunningStatistics(MemberNorm):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
     frozen_statistics: bool = False
+    _for_all: bool = False  # whether the last pass was one over B rows for all members
 
     def _init_statistics(self, source: nn.Module, members: int) -> None:
         """Take over eps, momentum and buffers of a plain BatchNorm or InstanceNorm."""
@@ -83,28 +85,39 @@ class RunningStatistics(MemberNorm):
         Raises:
             InputError: if the shape does not fit, or one value per channel is left in training.
         """
+        if not torch.compiler.is_compiling():
+            # Activation checkpointing runs again what ran for all members in the forward pass.
+            again = torch._C._current_graph_task_id() != -1
+            self._for_all = self._for_all if again else self.axis.shared
+            if self._for_all:
+                return self._once_for_all(x)
+        return self._normalised(x)
+
+    def _normalised(self, x: Tensor) -> Tensor:
         updates = self.training and not self.frozen_statistics
         batch_statistics = updates or not self.track_running_stats
         self._check(x, batch_statistics)
-        scale, shift = self.affine()
+        self._check_rows(x)
         if not batch_statistics:
-            return self._by_running_statistics(x, scale, shift)
-        scale = scale.to(torch.promote_types(x.dtype, torch.float32))
-        shift = None if shift is None else shift.to(scale.dtype)
+            return self._by_running_statistics(x)
+        scale, shift = self.affine()
         tracked = updates and self.track_running_stats
-        factor = self._averaging_factors() if tracked else [0.0] * self.axis.active
-        rows = self._split(x)
-        parts = []
-        for i in range(self.axis.active):
-            mean = var = None
-            if tracked:
-                assert self.running_mean is not None
-                assert self.running_var is not None
-                member = self.axis.start + i
-                mean, var = self.running_mean[member], self.running_var[member]
-            b = None if shift is None else shift[i if shift.shape[0] > 1 else 0]
-            parts.append(self._by_batch(rows[i], mean, var, scale[i], b, factor[i]))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        factors = self._averaging_factors() if tracked else [0.0] * self.axis.active
+        mean = var = None
+        if tracked:
+            mean, var = self._active_statistics()
+        return self._by_batch(x, mean, var, *_matched(x, scale, shift), factors)
+
+    def _once_for_all(self, x: Tensor) -> Tensor:
+        """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
+        start, stop = self.axis.start, self.axis.stop
+        with self.axis.only(start, start + 1):
+            y = self._normalised(x)
+        if self.training and not self.frozen_statistics and self.track_running_stats:
+            for buffer in (self.running_mean, self.running_var, self.num_batches_tracked):
+                if buffer is not None:  # past autograd, as the kernels write to them
+                    buffer.data[start + 1 : stop] = buffer.data[start]
+        return y
 
     def _averaging_factors(self) -> list[float]:
         """Count the batch and return the weight it has in each active member's running averages."""
@@ -116,13 +129,34 @@ class RunningStatistics(MemberNorm):
         assert self.num_batches_tracked is not None
         return [1.0 / n for n in self.num_batches_tracked[start:stop].tolist()]
 
-    def _by_running_statistics(self, x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    def _active_statistics(self) -> tuple[Tensor, Tensor]:
+        """Running means and variances (k, C) of the members in this pass, as views."""
         assert self.running_mean is not None
         assert self.running_var is not None
         start, stop = self.axis.start, self.axis.stop
-        a = scale * torch.rsqrt(self.running_var[start:stop] + self.eps)
-        b = -self.running_mean[start:stop] * a
-        return self._scale_shift(x, a, b if shift is None else b + shift)
+        return self.running_mean[start:stop], self.running_var[start:stop]
+
+    def _by_running_statistics(self, x: Tensor) -> Tensor:
+        if writes_in_place(x) and x.numel() and is_large(x, self.axis.active):
+            mean, var, scale, shift = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
+            factors = [0.0] * self.axis.active
+            return batch_norm(x, mean, var, scale, shift, False, factors, self.eps)
+        # One product and one sum per value, which compilers and other runtimes fuse.
+        return self._scale_shift(x, *self.axis.recall(self, self._folded))
+
+    def _fixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Statistics and affine of the members in this pass, in a dtype for kernels on x."""
+        scale, shift = _matched(x, *self.affine())
+        mean, var = self._active_statistics()
+        return mean.to(scale.dtype), var.to(scale.dtype), scale, shift
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift per member that the running statistics are folded into: (k, C) each."""
+        scale, shift = self.affine()
+        mean, var = self._active_statistics()
+        a = scale * torch.rsqrt(var + self.eps)
+        b = -mean * a
+        return a, b if shift is None else b + shift
 
     def _by_batch(
         self,
@@ -131,9 +165,9 @@ class RunningStatistics(MemberNorm):
         var: Tensor | None,
         scale: Tensor,
         shift: Tensor | None,
-        factor: float,
+        factors: list[float],
     ) -> Tensor:
-        return F.batch_norm(x, mean, var, scale, shift, True, factor, self.eps)
+        return batch_norm(x, mean, var, scale, shift, True, factors, self.eps)
 
 
 class SigmaBatchNorm(SigmaNorm, RunningStatistics):
@@ -208,9 +242,19 @@ class SigmaInstanceNorm(SigmaNorm, RunningStatistics):
         var: Tensor | None,
         scale: Tensor,
         shift: Tensor | None,
-        factor: float,
+        factors: list[float],
     ) -> Tensor:
-        return F.instance_norm(x, mean, var, scale, shift, True, factor, self.eps)
+        def norm(i: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            means, variances = (None, None) if mean is None or var is None else (mean[i], var[i])
+            return F.instance_norm(rows, means, variances, weight, bias, True, factors[i], self.eps)
+
+        return each(norm, x, scale, shift)
+
+
+def _matched(x: Tensor, scale: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scales and shifts in the dtype that the kernels take beside x."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return scale.to(dtype), None if shift is None else shift.to(dtype)
 
 
 def _widened(t: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ networks of different size; the two differ by a constant when :math:`\Lambda = \
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ import torch
 from torch import Tensor
 
 from sigmanens.audit import LayerSelector
+from sigmanens.diagnosis import Finding, Limits, diagnose
+from sigmanens.dial import Dial
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import DiversityError, SigmaNensWarning
 from sigmanens.measures import (
@@ -40,11 +43,13 @@ from sigmanens.measures import (
     symmetric,
 )
 from sigmanens.norms import SigmaNorm
+from sigmanens.probes import dropout_disagreement, pull_norms
 from sigmanens.selection import as_ensemble, select
 from sigmanens.theory import (
-    check_temperature,
-    is_number,
+    flat_range,
+    owners_per_doubling,
     preferred_owners,
+    preferred_share,
     reached_cosine,
     reached_owners,
     tau_for_owners,
@@ -52,16 +57,24 @@ from sigmanens.theory import (
 
 __all__ = [
     "Diversity",
+    "Finding",
+    "Limits",
     "bridge_weight",
     "cosine",
+    "diagnose",
     "disagreement",
+    "dropout_disagreement",
+    "flat_range",
     "gap",
     "jensen_gap",
     "log_softmax_sum",
     "owners",
     "owners_per_channel",
+    "owners_per_doubling",
     "pairwise_kl",
     "preferred_owners",
+    "preferred_share",
+    "pull_norms",
     "reached_cosine",
     "reached_owners",
     "saturation",
@@ -70,45 +83,79 @@ __all__ = [
 ]
 
 
-class Diversity:
+class Diversity(Dial):
     """The penalty on an ensemble's scales: ``weight`` is λ (or Λ), ``tau`` the dial.
 
     Args:
-        tau: softmax temperature τ > 0. Low: the members partition the channels; high: the term
-            acts weakly and the task decides. See :func:`reached_owners`.
+        tau: softmax temperature τ > 0, 0.1 by default. Low: the members partition the channels;
+            high: the term acts weakly and the task decides. See :func:`reached_owners`.
         weight: λ ≥ 0 for ``form="sum"``, Λ for ``form="mean"``.
         layers: "auto" = the paper's rule for known blocks, "all" = every converted norm, a regex,
             a list of dotted names, or a callable ``(name, layer) -> bool``.
         form: "sum" is the paper's, "mean" the bounded transferable one.
+        owners: in the place of τ: so many owners per channel as penalty-only descent is to reach;
+            τ is set by :func:`tau_for_owners` for the ensemble's M at the first use.
+        start: no penalty before so many optimizer steps (an int) or this share of the training (a
+            float from 0 to 1).
+        ramp: the penalty rises linearly from 0 to its weight for so long, likewise.
+        total_steps: optimizer steps of the training, for shares; may be set later.
+        target_cosine: cosine of the regularised scales (:func:`cosine`) that a closed loop steers
+            to; see :mod:`sigmanens.feedback`.
+        target_disagreement: likewise for the disagreement of the predictions (:func:`disagreement`)
+            on the training batches, which :meth:`observe` has to be shown.
+        moves: what the loop moves: "tau" between 0.02 and 20 (then neither ``tau`` nor ``owners``
+            is given), or "weight" between ``weight`` / 10⁴ and ``weight``.
+
+    With ``start``, ``ramp`` or a target the penalty changes from step to step. A call counts as one
+    optimizer step if gradients are recorded and the ensemble is in training mode; such a penalty
+    belongs to one training. Where steps and calls differ (accumulated gradients) set ``step``.
+
+    Attributes:
+        step: optimizer steps seen so far.
 
     Raises:
-        DiversityError: for τ ≤ 0, a negative or infinite weight, or an unknown form.
+        DiversityError: for τ ≤ 0, a negative or infinite weight, an unknown form, or settings that
+            exclude each other.
     """
 
     def __init__(
         self,
-        tau: float = 0.1,
+        tau: float | None = None,
         weight: float = 1e-2,
         layers: LayerSelector = "auto",
         form: str = "sum",
+        *,
+        owners: float | None = None,
+        start: int | float = 0,
+        ramp: int | float = 0,
+        total_steps: int | None = None,
+        target_cosine: float | None = None,
+        target_disagreement: float | None = None,
+        moves: str = "tau",
     ) -> None:
-        check_temperature(tau)
-        if not is_number(weight) or not 0 <= weight < math.inf:
-            raise DiversityError(f"weight (λ) is {weight!r}; expected a finite number ≥ 0")
-        if form not in ("sum", "mean"):
-            raise DiversityError(f"form is {form!r}; expected 'sum' or 'mean'")
-        self.tau = float(tau)
-        self.weight = float(weight)
+        super().__init__(
+            tau,
+            weight,
+            owners=owners,
+            start=start,
+            ramp=ramp,
+            total_steps=total_steps,
+            target_cosine=target_cosine,
+            target_disagreement=target_disagreement,
+            moves=moves,
+        )
+        _check_form(form)
         self.layers = layers
         self.form = form
         # Layers by ensemble, for as long as each ensemble lives.
         self._chosen: WeakKeyDictionary[SigmaEnsemble, list[SigmaNorm]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_chosen": None}
+        return super().__getstate__() | {"_chosen": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _chosen=WeakKeyDictionary())
+        super().__setstate__(state)
+        self._chosen = WeakKeyDictionary()
 
     def chosen(self, ensemble: SigmaEnsemble) -> tuple[str, list[str]]:
         """The rule used and the dotted names of the regularised norms R."""
@@ -122,7 +169,32 @@ class Diversity:
             DiversityError: for one member or linear scales, where it has no meaning, or if
                 ``layers`` selects nothing.
         """
-        s = gates(self._layers(ensemble))
+        layers = self._layers(ensemble)
+        ensemble = as_ensemble(ensemble)
+        self.set_tau(ensemble)
+        if not self.moving:
+            return self._penalty(layers)
+        if torch.compiler.is_compiling():
+            raise DiversityError(
+                "a penalty with start, ramp or a target changes from step to step, which a "
+                "compiled function cannot follow. Compile the ensemble, and call the loss outside"
+            )
+        trains = ensemble.training and torch.is_grad_enabled()
+        if trains:
+            self.begin_step(ensemble, layers)
+        strength = self.strength
+        if trains:
+            self.end_step(strength)
+        return strength * self._penalty(layers)
+
+    def full(self, ensemble: SigmaEnsemble) -> Tensor:
+        """The penalty without the factor of ``start`` and ``ramp``, not counted as a step: ()."""
+        layers = self._layers(ensemble)
+        self.set_tau(as_ensemble(ensemble))
+        return self._penalty(layers)
+
+    def _penalty(self, layers: Sequence[SigmaNorm]) -> Tensor:
+        s = gates(layers)
         with torch.autocast(s.device.type, enabled=False):
             if self.form == "sum":
                 return self.weight * log_softmax_sum(s, self.tau)
@@ -130,11 +202,22 @@ class Diversity:
 
     def converted(self, ensemble: SigmaEnsemble, form: str) -> Diversity:
         """The same penalty, up to a constant, in the other form for this ensemble."""
+        _check_form(form)
+        self.set_tau(as_ensemble(ensemble))
+        other = copy.deepcopy(self)
+        other.reset()
         if form == self.form:
-            return Diversity(self.tau, self.weight, self.layers, form)
-        factor = bridge_weight(1.0, self.tau, ensemble.num_members, self.channels(ensemble))
-        weight = self.weight * factor if form == "mean" else self.weight / factor
-        return Diversity(self.tau, weight, self.layers, form)
+            return other
+        if self.feedback is not None:
+            raise DiversityError(
+                "a penalty with a target moves τ or λ, and what ties the two forms together moves "
+                f"with them. Make Diversity(form={form!r}, …) with the target instead"
+            )
+        channels = self.channels(ensemble)
+        factor = bridge_weight(1.0, other.tau, ensemble.num_members, channels)
+        other.weight = self.weight * factor if form == "mean" else self.weight / factor
+        other.form = form
+        return other
 
     def channels(self, ensemble: SigmaEnsemble) -> int:
         """Number N of regularised channels."""
@@ -171,10 +254,18 @@ class Diversity:
         return layers
 
     def __repr__(self) -> str:
+        dial = [] if self.owners is None else [f"owners={self.owners:g}"]
+        if self.owners is None or self._members:
+            dial.append(f"tau={self.tau:g}")
         return (
-            f"Diversity(tau={self.tau:g}, weight={self.weight:g}, layers={self.layers!r}, "
-            f"form={self.form!r})"
+            f"Diversity({', '.join(dial)}, weight={self.weight:g}, layers={self.layers!r}, "
+            f"form={self.form!r}{self.settings()})"
         )
+
+
+def _check_form(form: str) -> None:
+    if form not in ("sum", "mean"):
+        raise DiversityError(f"form is {form!r}; expected 'sum' or 'mean'")
 
 
 def gates(layers: Sequence[SigmaNorm]) -> Tensor:

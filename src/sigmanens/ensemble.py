@@ -8,7 +8,8 @@ shared weights: the same numbers with the memory of one) or in groups of k.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,15 @@ from sigmanens.members import MemberAxis, expand, join, narrow, unfold
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.plan import Plan, check_schedule
 from sigmanens.prediction import Prediction, logits_of
-from sigmanens.verify import check_preserved, evaluating, folding_problem
+from sigmanens.prefix import Leaves, Prefix
+from sigmanens.schedule import device_of, in_process_group, members_per_pass, runs_as_called
+from sigmanens.verify import (
+    check_preserved,
+    evaluating,
+    folding_problem,
+    resized,
+    shared_prefix,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +75,10 @@ class SigmaEnsemble(nn.Module):
         self.register_buffer("temperature", torch.ones(()))
         self._dims = resolve_batch_dims(network, plan.batch_dims)
         self._checked = False
+        self._prefix: Prefix | None = None
+        self._prefix_sought = False
+        self._recorded: list[Any] | None = None  # of the prefix, for passes that share it
+        self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
         self._hinted = False
         self._frozen = False
         self.patches: list[tuple[str, str, Any]] = []  # see convert._disable_fused_paths
@@ -87,6 +100,11 @@ class SigmaEnsemble(nn.Module):
     def schedule(self, schedule: str | int) -> None:
         check_schedule(schedule, self.num_members)
         self._schedule = self.report.schedule = schedule
+
+    @property
+    def frozen_statistics(self) -> bool:
+        """Whether batch statistics stay as they are in training (:meth:`freeze_statistics`)."""
+        return self._frozen
 
     @property
     def base_config(self) -> Any:
@@ -163,11 +181,14 @@ class SigmaEnsemble(nn.Module):
                     f"its own share. Give {k * (size // k) or k} rows or use split=False"
                 )
             size //= k
-        group = self._group(tree, batched)
+        group = self._group(tree, batched, size)
         if torch.is_grad_enabled():
             self.axis.grouped = group < k
+        recorded = self._recorded
+        if recorded is None and k > 1 and not split:
+            recorded = self._record(tree, batched, size)
         if group >= k:
-            return self.run(tree, batched, size, split)
+            return self.run(tree, batched, size, split, recorded)
         start, stop = self.axis.start, self.axis.stop
         blocks, sizes = [], []
         for first in range(start, stop, group):
@@ -176,35 +197,64 @@ class SigmaEnsemble(nn.Module):
             if split:
                 part = narrow(tree, batched, (first - start) * size, (last - first) * size)
             with self.axis.only(first, last):
-                blocks.append(self.run(part, batched, size, split))
+                blocks.append(self.run(part, batched, size, split, recorded))
             sizes.append(last - first)
         return join(blocks, sizes)
 
-    def run(self, tree: dict[str, Any], batched: dict[str, int], size: int, split: bool) -> Any:
-        """One pass of the active members through the shared weights, whatever the schedule."""
+    def run(
+        self,
+        tree: dict[str, Any],
+        batched: dict[str, int],
+        size: int,
+        split: bool,
+        recorded: list[Any] | None = None,
+    ) -> Any:
+        """One pass of the active members through the shared weights, whatever the schedule.
+
+        Args:
+            tree: inputs by position or name.
+            batched: batch dimension of each batched one.
+            size: B.
+            split: each member sees its share of the rows.
+            recorded: results of the shared prefix, which is then not computed again.
+        """
         k = self.axis.active
         folded = tree if split else expand(tree, batched, k)
         args, kwargs = split_tree(folded)
-        return unfold(self.network(*args, **kwargs), k, size)
+        if recorded is None or self._prefix is None:
+            return unfold(self.network(*args, **kwargs), k, size)
+        with self._prefix.replaying(recorded, k):
+            return unfold(self.network(*args, **kwargs), k, size)
 
-    def _group(self, tree: dict[str, Any], batched: dict[str, int]) -> int:
+    def _group(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> int:
         """Members per pass under the schedule; folding is verified on the first batch."""
-        if self.schedule == "sequential" or self.axis.active == 1:
+        k = self.axis.active
+        if self.schedule == "sequential" or k == 1:
             return 1
-        if not (self._checked or torch.compiler.is_compiling() or _tracing()):
-            self._verify(tree, batched)
+        if not self._checked and runs_as_called():
+            self._verify(tree, batched, size)
         if self.schedule == "sequential":
             return 1
-        return self.schedule if isinstance(self.schedule, int) else self.axis.active
+        if isinstance(self.schedule, int):
+            return self.schedule
+        if self.schedule == "folded" or not runs_as_called() or in_process_group():
+            return k
+        return members_per_pass(k, size, self._row_bytes, device_of(tree, self.temperature))
 
-    def _verify(self, tree: dict[str, Any], batched: dict[str, int]) -> None:
+    def _verify(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> None:
         """Fall back to one member at a time, or refuse, if folding changes the results."""
-        problem = folding_problem(self, tree, batched)
+        problem, self._row_bytes = folding_problem(self, tree, batched)
         # Ranks of one job must run the same passes: there, the first batch has to do.
-        self._checked = problem is not None or (
-            torch.distributed.is_available() and torch.distributed.is_initialized()
-        )
+        self._checked = problem is not None or in_process_group()
         if not problem:
+            if problem is not None and self.schedule == "auto" and not in_process_group():
+                k = members_per_pass(
+                    self.num_members, size, self._row_bytes, device_of(tree, self.temperature)
+                )
+                self.report.notes.append(
+                    f"schedule auto: {k} of {self.num_members} members in a pass at {size} samples "
+                    f"({self._row_bytes:,} bytes enter the largest norm for each)"
+                )
             return
         if self.schedule != "auto":
             raise InputError(
@@ -216,6 +266,28 @@ class SigmaEnsemble(nn.Module):
         note = f"folding members into the batch changes results ({problem}): running sequentially"
         self.report.notes.append(note)
         warnings.warn(note, SigmaNensWarning, stacklevel=6)
+
+    def _record(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> list[Any] | None:
+        """Results of the shared prefix for these inputs, or None where it is not to be used."""
+        if not runs_as_called() or not batched or not size:
+            return None
+        if not self._prefix_sought:
+            self._prefix, note = shared_prefix(self, tree, batched)
+            self._prefix_sought = note is not None
+            if note:
+                self.report.notes.append(note)
+        prefix = self._prefix
+        if prefix is None or not prefix.is_worth_it(self._row_bytes * size) or not prefix.alike():
+            return None
+        if self.training and prefix.is_random(self.network, resized(tree, batched, 2)):
+            return None
+        recorded = prefix.record(self.network, tree)
+        if recorded is None:
+            self._prefix = None
+            note = "the path before the first converted norm has changed: nothing is shared"
+            self.report.notes.append(note)
+            warnings.warn(note, SigmaNensWarning, stacklevel=4)
+        return recorded
 
     def _hint(self, guessed: list[str], tree: dict[str, Any], size: int) -> None:
         self._hinted = True
@@ -278,11 +350,14 @@ class SigmaEnsemble(nn.Module):
         named = named | dict(kwargs or {})
         total: Tensor | None = None
         k = self.axis.active
-        for m in range(self.axis.start, self.axis.stop):
-            with self.axis.only(m, m + 1):
-                task = loss_fn.task(logits_of(self(*args, **named)), y) / k
-                backward(task * scale)  # in here, for activation checkpointing runs forward again
-            total = task.detach() if total is None else total + task.detach()
+        with self._shared_prefix(args, named) as leaves:
+            for m in range(self.axis.start, self.axis.stop):
+                with self.axis.only(m, m + 1):
+                    task = loss_fn.task(logits_of(self(*args, **named)), y) / k
+                    backward(task * scale)  # here, for activation checkpointing runs forward again
+                total = task.detach() if total is None else total + task.detach()
+            if leaves is not None:
+                leaves.backward()
         assert total is not None
         loss_fn.task_loss = total
         penalty = loss_fn.penalty(self)
@@ -290,6 +365,24 @@ class SigmaEnsemble(nn.Module):
             return total
         backward(penalty * scale)
         return total + penalty.detach()
+
+    @contextmanager
+    def _shared_prefix(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Leaves | None]:
+        """Compute the shared prefix once for the members' passes in the block."""
+        recorded = None
+        if self.axis.active > 1:
+            tree = input_tree(args, kwargs)
+            size = batch_size(args, kwargs, self._dims)
+            batched, _ = find_batched(tree, size, self._dims)
+            recorded = self._record(tree, batched, size)
+        leaves = None if recorded is None else Leaves(recorded)
+        self._recorded = None if leaves is None else leaves.results
+        try:
+            yield leaves
+        finally:
+            self._recorded = None
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -330,7 +423,7 @@ class SigmaEnsemble(nn.Module):
         size = batch_size(args, kwargs, dims)
         if size == 0:
             raise InputError("predict got an empty batch (0 samples)")
-        with evaluating(self), self.axis.only(0, k):
+        with evaluating(self), self.axis.only(0, k), self.axis.remembering():
             if chunk is None or chunk >= k * size:
                 return Prediction.from_logits(self._logits(tree), t, class_dim)
             batched, _ = find_batched(tree, size, dims)
@@ -345,6 +438,20 @@ class SigmaEnsemble(nn.Module):
                         blocks.append(self._logits(part))
                 parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
             return Prediction.cat(parts)
+
+    @contextmanager
+    def fixed(self) -> Iterator[SigmaEnsemble]:
+        """Compute scales and shifts once for all predictions in the block.
+
+        In evaluation mode without gradients, layers then remember the scale and shift of each
+        member, into which a batch norm's statistics are folded. Parameters and statistics must not
+        change within the block::
+
+            with ens.fixed():
+                predictions = [ens.predict(x) for x in loader]
+        """
+        with self.axis.remembering():
+            yield self
 
     def _logits(self, tree: dict[str, Any]) -> Tensor:
         args, kwargs = split_tree(tree)
@@ -369,10 +476,6 @@ class SigmaEnsemble(nn.Module):
         from sigmanens.export import collapse
 
         return collapse(self)
-
-
-def _tracing() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

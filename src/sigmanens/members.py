@@ -43,6 +43,8 @@ class MemberAxis:
         self.start = 0
         self.stop = num_members
         self.probing = False
+        self.memory: dict[Any, Any] | None = None  # what layers remember; see `remembering`
+        self.shared = False  # one pass over B rows stands for all members (see `prefix`)
         self.grouped = False  # whether the last differentiable call took several passes
 
     @property
@@ -59,6 +61,37 @@ class MemberAxis:
             yield
         finally:
             self.start, self.stop = before
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Let layers remember what depends on parameters and buffers alone, until the block ends.
+
+        They do so without gradients and in evaluation mode only. Blocks may be nested.
+        """
+        before = self.memory
+        self.memory = {} if before is None else before
+        try:
+            yield
+        finally:
+            self.memory = before
+
+    def recall(self, layer: Any, make: Callable[[], Any], kind: Any = None) -> Any:
+        """What a layer remembers for the members of this pass, or what ``make()`` gives."""
+        if self.memory is None or torch.is_grad_enabled() or layer.training or self.probing:
+            return make()
+        key = (id(layer), kind, self.start, self.stop)
+        if key not in self.memory:
+            self.memory[key] = make()
+        return self.memory[key]
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Let a pass over B rows stand for all members in it, which are alike so far."""
+        self.shared = True
+        try:
+            yield
+        finally:
+            self.shared = False
 
     @contextmanager
     def probe(self) -> Iterator[None]:

@@ -49,8 +49,9 @@ class SigmaLayerNorm(SigmaNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its trailing dimensions, then scale and shift per member."""
-        y = F.layer_norm(x, self.normalized_shape, None, None, self.eps)
-        return self._scale_shift(y, *self.affine())
+        return self._normalise(
+            x, lambda rows, w, b: F.layer_norm(rows, self.normalized_shape, w, b, self.eps)
+        )
 
 
 class SigmaRMSNorm(SigmaNorm):
@@ -79,8 +80,9 @@ class SigmaGroupNorm(SigmaNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over groups of channels, then scale and shift per member."""
-        y = F.group_norm(x, self.num_groups, None, None, self.eps)
-        return self._scale_shift(y, *self.affine())
+        return self._normalise(
+            x, lambda rows, w, b: F.group_norm(rows, self.num_groups, w, b, self.eps)
+        )
 
 
 class SigmaChannelsFirstLayerNorm(SigmaNorm):
@@ -98,5 +100,9 @@ class SigmaChannelsFirstLayerNorm(SigmaNorm):
                 f"σNorm layer '{self.where}' got shape {tuple(x.shape)}; expected {channels} "
                 "channels in dimension 1"
             )
-        y = F.layer_norm(x.movedim(1, -1), (channels,), None, None, self.eps).movedim(-1, 1)
-        return self._scale_shift(y, *self.affine())
+        return self._normalise(
+            x,
+            lambda rows, w, b: F.layer_norm(
+                rows.movedim(1, -1), (channels,), w, b, self.eps
+            ).movedim(-1, 1),
+        )

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from sigmanens.errors import InputError
 from sigmanens.members import MemberAxis
+from sigmanens.memberwise import each, scales_in_kernel
 
-__all__ = ["Affine", "MemberNorm", "SigmaNorm", "adopt_hooks", "without_hooks"]
+__all__ = ["HOOKS", "Affine", "MemberNorm", "SigmaNorm", "adopt_hooks", "without_hooks"]
 
-_HOOKS = (
+HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -68,7 +69,7 @@ class Affine:
 
 def adopt_hooks(new: nn.Module, source: nn.Module) -> None:
     """Let ``new`` call the hooks that were registered on ``source``; their handles keep working."""
-    for key in _HOOKS:
+    for key in HOOKS:
         setattr(new, key, getattr(source, key))
     new._is_full_backward_hook = source._is_full_backward_hook
 
@@ -76,7 +77,7 @@ def adopt_hooks(new: nn.Module, source: nn.Module) -> None:
 def without_hooks(module: nn.Module) -> nn.Module:
     """A deep copy of a norm that calls none of its hooks."""
     bare = copy.copy(module)
-    for key in _HOOKS:
+    for key in HOOKS:
         setattr(bare, key, OrderedDict())
     return copy.deepcopy(bare)
 
@@ -190,7 +191,7 @@ class MemberNorm(nn.Module):
         axis = self.axis
         axis.check()
         scale, shift = self.scales(), self.shifts()
-        if axis.probing:
+        if axis.probing and isinstance(self, SigmaNorm):
             count = scale.numel()
             wave = torch.arange(count, device=scale.device, dtype=scale.dtype).mul(0.9).cos()
             scale = scale * (1 + 0.5 * wave.view_as(scale))
@@ -199,6 +200,21 @@ class MemberNorm(nn.Module):
             if shift is not None and shift.shape[0] != 1:
                 shift = shift[axis.start : axis.stop]
         return scale, shift
+
+    def _normalise(
+        self, x: Tensor, norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+    ) -> Tensor:
+        """``norm(rows, scale, shift)`` of each member's rows of x, by the faster of two ways.
+
+        Args:
+            x: (k·B, …).
+            norm: normalises sample by sample, with the affine it is given.
+        """
+        scale, shift = self.axis.recall(self, self.affine)
+        self._check_rows(x)
+        if scales_in_kernel(x, scale):
+            return each(lambda _, rows, weight, bias: norm(rows, weight, bias), x, scale, shift)
+        return self._scale_shift(norm(x, None, None), scale, shift)
 
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
@@ -217,6 +233,12 @@ class MemberNorm(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(k·B, …) → (k, B, …), or an error that names the layer."""
+        self._check_rows(x)
+        k = self.axis.active
+        return x.unflatten(0, (k, x.shape[0] // k))
+
+    def _check_rows(self, x: Tensor) -> None:
+        """Raise an error that names the layer if the k members do not divide the rows of x."""
         k = self.axis.active
         if x.shape[0] % k:
             raise InputError(
@@ -224,7 +246,6 @@ class MemberNorm(nn.Module):
                 "folded members do not divide: the network moves its batch dimension. "
                 "Use schedule='sequential'"
             )
-        return x.unflatten(0, (k, x.shape[0] // k))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Follow device moves and casts to float64, but never drop below float32."""

@@ -19,10 +19,15 @@ from torch import Tensor
 from sigmanens.errors import DiversityError
 
 __all__ = [
+    "FLAT",
+    "check_members",
     "check_temperature",
     "descend",
+    "flat_range",
     "is_number",
+    "owners_per_doubling",
     "preferred_owners",
+    "preferred_share",
     "reached_cosine",
     "reached_owners",
     "tau_for_owners",
@@ -31,6 +36,7 @@ __all__ = [
 _PER_DECADE = 6
 _GRID = tuple(0.02 * 10 ** (i / _PER_DECADE) for i in range(3 * _PER_DECADE + 1))  # τ = 0.02 … 20
 _CHANNELS = 1024
+FLAT = 0.03  # of M/2 owners per doubling of τ: what counts as flat
 _TOLERANCE = 0.02  # in owners: about the standard error of the simulation
 
 
@@ -56,7 +62,7 @@ def preferred_owners(tau: float, members: int) -> int:
         DiversityError: for τ ≤ 0 or M < 2.
     """
     check_temperature(tau)
-    _check_members(members)
+    check_members(members)
     if tau > members:  # k* = M/2 - M/(12 τ) + …: nearest integers no longer change
         return int(members // 2)
 
@@ -66,6 +72,22 @@ def preferred_owners(tau: float, members: int) -> int:
         return inactive + tau * math.log1p(inactive * math.expm1(-1.0 / tau))
 
     return max(range(1, members), key=value)
+
+
+def preferred_share(tau: float, members: int) -> float:
+    r"""Owners :math:`M [\tau - 1/(e^{1/\tau} - 1)]` that minimise the penalty if fractions count.
+
+    Rises from M τ at low τ to M/2; :func:`preferred_owners` is its counterpart in whole members.
+
+    Raises:
+        DiversityError: for τ ≤ 0 or M < 2.
+    """
+    check_temperature(tau)
+    check_members(members)
+    if tau > 100:  # where the two terms nearly cancel: their expansion in 1/τ
+        return members * (0.5 - 1 / (12 * tau))
+    x = 1 / tau
+    return members * (tau - math.exp(-x) / -math.expm1(-x))
 
 
 def descend(
@@ -149,7 +171,7 @@ def reached_owners(tau: float, members: int) -> float:
         DiversityError: for τ ≤ 0 or M < 2.
     """
     check_temperature(tau)
-    _check_members(members)
+    check_members(members)
     return _interpolated(tau, _reached(int(members))[0])
 
 
@@ -159,7 +181,7 @@ def reached_cosine(tau: float, members: int) -> float:
     Simulated as for :func:`reached_owners`, with its arguments and errors.
     """
     check_temperature(tau)
-    _check_members(members)
+    check_members(members)
     return _interpolated(tau, _reached(int(members))[1])
 
 
@@ -173,7 +195,7 @@ def tau_for_owners(owners: float, members: int) -> float:
     Raises:
         DiversityError: if no τ reaches it; the message gives the range.
     """
-    _check_members(members)
+    check_members(members)
     counts = tuple(accumulate(_reached(int(members))[0], max))
     low, high = counts[0], counts[-1]
     if not (is_number(owners) and low - _TOLERANCE <= owners <= high + _TOLERANCE):
@@ -189,6 +211,30 @@ def tau_for_owners(owners: float, members: int) -> float:
     return float(_GRID[i - 1] * (_GRID[i] / _GRID[i - 1]) ** part)
 
 
-def _check_members(members: int) -> None:
+def owners_per_doubling(tau: float, members: int) -> float:
+    """By how much the reached owners rise when τ doubles, around τ; 0 where the map ends.
+
+    Arguments and errors are those of :func:`reached_owners`.
+    """
+    root = math.sqrt(2)
+    return reached_owners(tau * root, members) - reached_owners(tau / root, members)
+
+
+def flat_range(members: int) -> tuple[float, float] | None:
+    """The τ between which the map from τ to owners is steep enough to steer by.
+
+    Outside, doubling τ changes the reached owners by less than ``FLAT`` of M/2. None if there is
+    no such τ: with two members every τ ends with one owner of each channel.
+
+    Raises:
+        DiversityError: for M < 2.
+    """
+    check_members(members)
+    steep = [tau for tau in _GRID if owners_per_doubling(tau, members) >= FLAT * members / 2]
+    return (steep[0], steep[-1]) if steep else None
+
+
+def check_members(members: int) -> None:
+    """Raise DiversityError unless M is an integer ≥ 2."""
     if not is_number(members) or not isinstance(members, Integral) or members < 2:
         raise DiversityError(f"members is {members!r}; expected an integer ≥ 2")

@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from sigmanens.errors import ConversionError
 from sigmanens.members import join, map_tensors, narrow
 from sigmanens.prediction import logits_of
+from sigmanens.prefix import Prefix, find_prefix
+from sigmanens.scales import MemberNorm
 
 if TYPE_CHECKING:
     from sigmanens.ensemble import SigmaEnsemble
 
-__all__ = ["check_preserved", "evaluating", "folding_problem"]
+__all__ = ["check_preserved", "evaluating", "folding_problem", "resized", "shared_prefix"]
 
 
 def folding_problem(
     ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
-) -> str | None:
+) -> tuple[str | None, int]:
     """Compare folded with sequential on up to 2 rows, with scales that differ visibly.
 
     A network that moves its batch dimension (time-major recurrent nets, for example) would mix
@@ -29,8 +31,17 @@ def folding_problem(
 
     Returns:
         what is wrong; "" if folding is right; None if these inputs cannot tell, because the
-        members answer alike on them (all zeros, say) or not with finite numbers.
+        members answer alike on them (all zeros, say) or not with finite numbers. And the bytes of
+        the largest input of a norm for one sample of one member.
     """
+    row_bytes = _RowBytes(ensemble.network)
+    with row_bytes:
+        return _folding_problem(ensemble, tree, batched), row_bytes.largest
+
+
+def _folding_problem(
+    ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
+) -> str | None:
     members = ensemble.num_members
     rows = min(2, *[_size(tree, path, dim) for path, dim in batched.items()])
     small = narrow(dict(tree), batched, 0, rows)
@@ -45,6 +56,11 @@ def folding_problem(
             got = logits_of(ensemble.run(small, dict(batched), rows, False))
         except Exception as e:
             return (str(e) or type(e).__name__).splitlines()[0]
+    return _difference(got, expected)
+
+
+def _difference(got: Tensor, expected: Tensor) -> str | None:
+    """What is wrong with members' logits (M, B, …); None if these cannot tell members apart."""
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
     if expected.numel() == 0:
@@ -58,6 +74,78 @@ def folding_problem(
         return f"results differ by {gap:.1e} of their size"
     spread = float((expected - expected[:1]).abs().amax()) / size
     return "" if spread > 2 * tolerance else None
+
+
+class _RowBytes:
+    """Looks at the inputs of a network's norms: bytes of the largest, for one row."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.largest = 0
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for module in self.network.modules():
+            if isinstance(module, MemberNorm):
+                self._handles.append(module.register_forward_pre_hook(self._look))
+
+    def _look(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].dim() and len(args[0]):
+            x = args[0]
+            self.largest = max(self.largest, x.numel() * x.element_size() // len(x))
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def shared_prefix(
+    ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
+) -> tuple[Prefix | None, str | None]:
+    """Find the shared prefix of a network and compare a prediction with and without it.
+
+    Returns:
+        the prefix, or None; and what the report says about it: "" if nothing, None if these inputs
+        cannot tell.
+    """
+    members, axis = ensemble.num_members, ensemble.axis
+    rows = 2
+    small, larger = resized(tree, batched, rows), resized(tree, batched, rows + 1)
+    with evaluating(ensemble), axis.only(0, members):
+        prefix = find_prefix(ensemble.network, axis, [small, larger])
+        if prefix is None or not prefix.alike():
+            return None, ""
+        with axis.probe():
+            recorded = prefix.record(ensemble.network, small)
+            if recorded is None:
+                return None, ""
+
+            def replay(results: list[Any]) -> Any:
+                with prefix.replaying(results, axis.active):
+                    return ensemble.run(small, dict(batched), rows, False)
+
+            expected, one_by_one = [], []
+            for m in range(members):
+                with axis.only(m, m + 1):
+                    expected.append(ensemble.run(small, dict(batched), rows, False))
+                    one_by_one.append(logits_of(replay(recorded)))
+            wanted = logits_of(join(expected, [1] * members))
+            problem = _difference(torch.cat(one_by_one), wanted)
+            if problem == "" and ensemble.schedule != "sequential":
+                try:
+                    folded = logits_of(replay(recorded))
+                except Exception as e:
+                    problem = (str(e) or type(e).__name__).splitlines()[0]
+                else:
+                    problem = _difference(folded, wanted)
+    if problem is None:
+        return None, None
+    where = next(n for n, m in ensemble.network.named_modules() if m is prefix.end)
+    if problem:
+        return None, f"nothing is shared before '{where}': {problem}"
+    names = prefix.names if len(prefix.names) < 6 else [*prefix.names[:4], "…", prefix.names[-1]]
+    return prefix, f"computed once for all members, before '{where}': {', '.join(names)}"
 
 
 def check_preserved(ours: Tensor, theirs: Tensor, name: str) -> None:
@@ -78,14 +166,27 @@ def check_preserved(ours: Tensor, theirs: Tensor, name: str) -> None:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every submodule gets back the mode it had."""
-    modes = [(m, m.training) for m in module.modules()]
+    training = [m for m in module.modules() if m.training]
     try:
-        module.eval()
+        if training:
+            module.eval()
         with torch.no_grad():
             yield
     finally:
-        for m, mode in modes:
-            m.training = mode
+        for m in training:
+            m.training = True
+
+
+def resized(tree: Mapping[str, Any], batched: Mapping[str, int], rows: int) -> dict[str, Any]:
+    """Inputs with a batch of ``rows``: those of the tree, over and over."""
+
+    def pick(x: Tensor, path: str) -> Tensor:
+        if path not in batched:
+            return x
+        index = torch.arange(rows, device=x.device) % x.shape[batched[path]]
+        return x.index_select(batched[path], index)
+
+    return map_tensors(pick, dict(tree))
 
 
 def _tolerance(logits: Tensor) -> float:

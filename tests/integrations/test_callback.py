@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def fit(
         # which pytest.warns would issue again as an error.
         warnings.filterwarnings("ignore", ".*does not have many workers", category=UserWarning)
         warnings.filterwarnings("ignore", ".*LeafSpec", category=FutureWarning)
+        warnings.filterwarnings("ignore", ".*but have no `val_dataloader`", category=UserWarning)
         trainer = L.Trainer(
             accelerator="cpu", callbacks=[monitor], logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=min(8, steps),
@@ -134,11 +136,13 @@ def test_mode_and_gradients_are_left_alone() -> None:
     assert monitor.history[-1]["jensen_gap"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_library_module_has_no_validation_step_and_needs_a_batch() -> None:
+@pytest.mark.parametrize("given", [False, True], ids=["validation", "batch"])
+def test_the_library_module_is_watched_on_a_given_batch_or_in_validation(given: bool) -> None:
     ens = sn.convert(dense(), 2)
-    monitor = DiversityMonitor(batch=batches(1, seed=1)[0], first_steps=3)
+    batch = batches(1, seed=1)[0]
+    monitor = DiversityMonitor(batch=batch if given else None, first_steps=3)
     module = EnsembleModule(ens, sn.EnsembleLoss(), lr=0.05, schedule="constant")
-    trainer = fit(module, monitor)
+    trainer = fit(module, monitor, validation=None if given else [batch])
     assert {"diversity/cosine", "diversity/jensen_gap"} <= set(trainer.callback_metrics)
 
 
@@ -221,7 +225,7 @@ def messages(record: list[warnings.WarningMessage]) -> list[str]:
 
 
 def test_a_partition_frozen_in_the_first_steps_warns_once() -> None:
-    monitor = DiversityMonitor(first_steps=20)
+    monitor = DiversityMonitor(first_steps=20, outweighs=math.inf)
     with pytest.warns(SigmaNensWarning) as record:
         fit(Module(sn.convert(dense(), 4), diversity=STRONG), monitor)
     (said,) = messages(list(record))
@@ -235,7 +239,7 @@ def test_a_partition_frozen_in_the_first_steps_warns_once() -> None:
 
 
 def test_a_partition_that_comes_later_is_none_of_its_business() -> None:
-    monitor = DiversityMonitor(first_steps=1)
+    monitor = DiversityMonitor(first_steps=1, outweighs=math.inf)
     diversity = sn.Diversity(tau=0.1, weight=0.1, layers="all")
     fit(Module(sn.convert(dense(), 4), diversity=diversity), monitor)
     assert monitor.history[-1]["cosine"] < 0.3
@@ -243,7 +247,7 @@ def test_a_partition_that_comes_later_is_none_of_its_business() -> None:
 
 
 def test_the_warning_is_given_again_in_the_next_training() -> None:
-    monitor = DiversityMonitor(first_steps=20)
+    monitor = DiversityMonitor(first_steps=20, outweighs=math.inf)
     for _ in range(2):
         with pytest.warns(SigmaNensWarning, match="parted by step"):
             fit(Module(sn.convert(dense(), 4), diversity=STRONG), monitor)
@@ -317,6 +321,80 @@ def test_equal_scales_of_members_that_disagree_do_not_warn() -> None:
     fit(Module(ens, lr=1e-6), monitor)
     assert sn.diversity.cosine(ens) > 0.99
     assert monitor.history[-1]["disagreement"] > 0.1
+
+
+def test_a_penalty_that_outweighs_the_task_warns_with_the_gradients_of_the_first_steps() -> None:
+    ens = sn.convert(dense(), 4)
+    diversity = sn.Diversity(tau=0.5, weight=5.0, layers="all")
+    monitor = DiversityMonitor(first_steps=1)
+    with pytest.warns(SigmaNensWarning) as record:
+        fit(Module(ens, lr=1e-9, diversity=diversity), monitor, steps=3)
+    (said,) = messages(list(record))
+    (finding,) = monitor.findings
+    assert said == finding.message
+    assert "times as hard as the task" in said
+    # scales have hardly moved: the same gradients again, by hand
+    x, y = batches(3)[0]
+    task = sn.EnsembleLoss().task(ens.train()(x), y)
+    penalty, pull = sn.diversity.pull_norms(ens, diversity, task)
+    assert finding.numbers["penalty"] == pytest.approx(penalty, rel=1e-3)
+    assert finding.numbers["task"] == pytest.approx(pull, rel=1e-2)
+
+
+def test_a_light_penalty_does_not_outweigh_the_task_and_a_delayed_one_is_judged_when_it_acts() -> (
+    None
+):
+    light = sn.Diversity(tau=0.5, weight=1e-6, layers="all")
+    fit(Module(sn.convert(dense(), 4), diversity=light), DiversityMonitor(first_steps=2), steps=4)
+    for steps, warns in ((5, False), (9, True)):
+        delayed = sn.Diversity(tau=0.5, weight=5.0, layers="all", start=6)
+        monitor = DiversityMonitor(first_steps=1)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            fit(Module(sn.convert(dense(), 4), diversity=delayed), monitor, steps=steps)
+        assert ("outweighed task" in {f.kind for f in monitor.findings}) == warns
+
+
+def test_a_dial_that_moves_is_logged() -> None:
+    diversity = sn.Diversity(target_cosine=0.6, layers="all", start=2)
+    monitor = DiversityMonitor(first_steps=4)
+    trainer = fit(Module(sn.convert(dense(), 4), diversity=diversity), monitor, steps=8)
+    entries = {int(e["step"]): e for e in monitor.history if "tau" in e}
+    assert [entries[step]["weight"] for step in (1, 2, 3)] == [0.0, 0.0, 1e-2]
+    assert {step: e["tau"] for step, e in entries.items() if step > 2} == {
+        step + 1: tau for step, tau, _, _ in diversity.path if step + 1 in entries
+    }
+    logged = float(trainer.callback_metrics["diversity/tau"])
+    assert logged == pytest.approx(diversity.tau)
+
+
+def test_tau_in_the_flat_part_of_the_dial_warns_at_the_start() -> None:
+    diversity = sn.Diversity(tau=10.0, weight=1e-6, layers="all")
+    monitor = DiversityMonitor(first_steps=1)
+    with pytest.warns(SigmaNensWarning, match="tau=10 lies where the dial is flat"):
+        fit(Module(sn.convert(dense(), 4), diversity=diversity), monitor, steps=3)
+    # with two members there is no steep part to recommend, and a loop sets τ itself
+    fit(Module(sn.convert(dense(), 2), diversity=diversity), monitor, steps=3)
+    steered = sn.Diversity(target_cosine=0.8, layers="all")
+    fit(Module(sn.convert(dense(), 4), diversity=steered), monitor, steps=3)
+
+
+def test_weak_members_warn_at_the_end_if_one_network_is_known() -> None:
+    batch = batches(1, seed=1)[0]
+    monitor = DiversityMonitor(batch, single_nll=1e-3)
+    with pytest.warns(SigmaNensWarning, match="each loses .* nats against one network"):
+        fit(Module(sn.convert(dense(), 4), lr=1e-3), monitor, steps=3)
+    fit(Module(sn.convert(dense(), 4)), DiversityMonitor(batch, single_nll=9.0), steps=3)
+
+
+def test_members_that_differ_less_than_dropout_warn() -> None:
+    network = nn.Sequential(
+        nn.Dropout(0.6), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3, bias=False)
+    )
+    ens = sn.convert(network, 3, init="preserve")
+    monitor = DiversityMonitor(batches(1, seed=1)[0], first_steps=2, relative_modulation=0)
+    with pytest.warns(SigmaNensWarning, match="differ less than one of them does from itself"):
+        fit(Module(ens, lr=1e-7), monitor, steps=3)
 
 
 @pytest.mark.parametrize(

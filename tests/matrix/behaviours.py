@@ -10,8 +10,9 @@ import copy
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.matrix.subject import (
     answer,
     apart,
     call,
+    cast,
     close,
     counted_norms,
     gap,
@@ -256,31 +258,71 @@ def export(subject: Subject) -> None:
     """torch.export gives the ensemble's predictions for other batch sizes too."""
     from sigmanens import export_program
 
-    ensemble = apart(subject.convert()).eval()
+    base, example, tolerance = subject.exact
+    ensemble = apart(subject.convert(base)).eval()
     try:
-        program = export_program(ensemble, subject.example, class_dim=subject.entry.class_dim)
+        program = export_program(ensemble, example, class_dim=subject.entry.class_dim)
     except sn.SigmaNensError as e:
         raise _whose(e) from e
-    example = subject.entry.example(BATCH + 3)
-    got = call(program.module(), example)
-    expected = ensemble.predict(example, class_dim=subject.entry.class_dim)
-    for name in ("probs", "member_probs", "entropy", "expected_entropy", "modulation"):
-        torch.testing.assert_close(got[name], getattr(expected, name), rtol=1e-3, atol=1e-4)
+    larger = cast(subject.entry.example(BATCH + 3), next(base.parameters()).dtype)
+    got = call(program.module(), larger)
+    expected = ensemble.predict(larger, class_dim=subject.entry.class_dim)
+    for name in PREDICTED:
+        torch.testing.assert_close(
+            got[name], getattr(expected, name), rtol=tolerance, atol=tolerance / 10
+        )
 
 
 def onnx(subject: Subject) -> None:
-    """ONNX Runtime gives the ensemble's predictions at two batch sizes, to 1e-4."""
+    """ONNX Runtime gives the ensemble's predictions at two batch sizes, to 1e-4 or rounding."""
     from sigmanens import export_onnx
 
     ensemble = apart(subject.convert()).eval()
+    write = partial(export_onnx, ensemble, class_dim=subject.entry.class_dim)
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ens.onnx"
         try:
-            export_onnx(
-                ensemble, Path(folder) / "ens.onnx", subject.example,
-                class_dim=subject.entry.class_dim,
-            )  # fmt: skip
+            write(path, subject.example)
         except sn.SigmaNensError as e:
-            raise _whose(e) from e
+            if "differs from the ensemble by" not in str(e):
+                raise _whose(e) from e
+            # Runtimes compute in float32, and so may differ by as much as float32 is wrong.
+            rounding = _rounding(ensemble, subject)
+            write(path, subject.example, verify=False)
+            error = max(_runtime_error(path, ensemble, subject, n) for n in (1, BATCH + 1))
+            if error > 3 * rounding:
+                raise
+            subject.note(
+                f"probabilities in float32 are wrong by {rounding:.0e} in the random state, those "
+                f"of ONNX Runtime differ from them by {error:.0e}"
+            )
+
+
+PREDICTED = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
+
+
+def _rounding(ensemble: sn.SigmaEnsemble, subject: Subject) -> float:
+    """Largest error of the ensemble's predictions in float32, judged by float64."""
+    found = ensemble.predict(subject.example, class_dim=subject.entry.class_dim)
+    example = cast(subject.example, torch.float64)
+    exact = copy.deepcopy(ensemble).double().predict(example, class_dim=subject.entry.class_dim)
+    return max(float((getattr(exact, n) - getattr(found, n)).abs().amax()) for n in PREDICTED)
+
+
+def _runtime_error(path: Path, ensemble: sn.SigmaEnsemble, subject: Subject, rows: int) -> float:
+    """Largest difference of ONNX Runtime's predictions from the ensemble's."""
+    import onnxruntime
+
+    example = subject.entry.example(rows)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = [node.name for node in session.get_inputs()]
+    values = example if isinstance(example, Mapping) else {inputs[0]: example}
+    results = session.run(list(PREDICTED), {name: values[name].numpy() for name in inputs})
+    expected = ensemble.predict(example, class_dim=subject.entry.class_dim)
+    return max(
+        float((torch.from_numpy(got) - getattr(expected, name)).abs().amax())
+        for name, got in zip(PREDICTED, results, strict=True)
+    )
 
 
 def _whose(error: Exception) -> Exception:

@@ -7,18 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from sigmanens import measures
+from sigmanens import diagnosis, measures
+from sigmanens.diagnosis import Finding, Limits
+from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.inputs import call_arguments
+from sigmanens.objective import EnsembleLoss
 from sigmanens.prediction import Prediction, logits_of
+from sigmanens.probes import dropout_disagreement, nlls, pull_norms
 from sigmanens.verify import evaluating
 
 __all__ = ["DiversityMonitor", "inputs_and_labels"]
+
+_UNSURE = 0.1  # only below this disagreement is it compared with what dropout alone does
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
@@ -38,40 +45,47 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
 
 
 class DiversityMonitor(Callback):
-    """Log how different the members are; warn when they are one model or were parted too early.
+    """Log how different the members are; warn when that goes wrong, each time with the numbers.
 
     On scales, at every one of the first steps and then every ``trainer.log_every_n_steps``:
-    "cosine", "owners" and "saturation" of the norms that the paper's rule regularises. On a
-    validation batch: "disagreement" (fraction), "jensen_gap" and "modulation" (nats). The
-    :class:`SigmaEnsemble` is found in the Lightning module by its type. Without one (a rival) the
-    module itself is called with the inputs, has to return logits (M, B, C), and has no measures of
-    scales; linear scales have no owners and no saturation, one member has no measure at all.
+    "cosine", "owners" and "saturation" of the norms that the paper's rule regularises; "tau" and
+    "weight" as they stand, if they move. On a validation batch: "disagreement" (fraction),
+    "jensen_gap" and "modulation" (nats). The
+    :class:`SigmaEnsemble` and the penalty are found in the Lightning module by their types. Without
+    an ensemble (a rival) the module itself is called with the inputs, has to return logits
+    (M, B, C), and has no measures of scales; linear scales have no owners and no saturation, one
+    member has no measure at all.
 
-    Two :class:`SigmaNensWarning`, each once a training:
+    Five :class:`SigmaNensWarning`, each once a training, see :mod:`sigmanens.diagnosis`:
 
-    * *one model*: after ``first_steps`` steps the members disagree on at most ``disagreement`` of
-      the batch, and either the modulation is at most ``relative_modulation`` of the entropy or the
-      cosine of the scales is above ``same_cosine``. Then averaging gains nothing.
-    * *frozen partition*: within the first ``first_steps`` steps the cosine falls below
-      ``parted_cosine`` while more than ``saturated`` of the scales lie within 0.02 of 0 or 1,
-      where the sigmoid hardly moves: the penalty, not the task, has shared out the channels. From
-      γ ~ N(0, 1) the cosine is 0.85 and about 0.0001 of the scales are saturated.
+    * *one model*, on the validation batch after ``first_steps``: the members answer alike, or
+      differ less than one of them does from itself under dropout. Averaging gains nothing.
+    * *frozen partition*, in the first steps: the scales are parted and saturated, so that the
+      penalty, not the task, has shared out the channels. From γ ~ N(0, 1) the cosine is 0.85 and
+      about 0.0001 of the scales are saturated.
+    * *outweighed task*, over the first steps in which the penalty acts: it pulls at the scales
+      ``outweighs`` times as hard as the task.
+    * *flat dial*, at the start: τ lies where turning it changes little (for M ≥ 3).
+    * *weak members*, at the end, if ``single_nll`` is given: members have lost more against one
+      network than averaging gains.
 
     Args:
         batch: the validation batch, measured after each training epoch; by default the first batch
             of every validation, for which the Lightning module needs a ``validation_step``.
         first_steps: optimizer steps that count as the start.
-        disagreement, relative_modulation, same_cosine: thresholds of the first warning.
-        parted_cosine, saturated: thresholds of the second.
+        disagreement, relative_modulation, same_cosine, parted_cosine, saturated, outweighs:
+            thresholds, see :class:`sigmanens.diagnosis.Limits`.
+        single_nll: NLL of one network, trained in the same way, on the validation batch, nats.
         unpack: ``batch -> (x, y)``, y class indices (B,); :func:`inputs_and_labels` by default.
         prefix: of the logged names.
 
     Attributes:
         history: every measurement as a dict, "step" among its keys; loggers get those of the scales
             at ``log_every_n_steps`` only.
+        findings: what has been warned of, see :class:`sigmanens.diagnosis.Finding`.
 
     Raises:
-        InputError: if ``first_steps`` is below 1 or a threshold is not in 0 … 1.
+        InputError: if ``first_steps`` is below 1 or a threshold is out of range.
     """
 
     def __init__(
@@ -84,6 +98,8 @@ class DiversityMonitor(Callback):
         same_cosine: float = 0.99,
         parted_cosine: float = 0.3,
         saturated: float = 0.5,
+        outweighs: float = 10.0,
+        single_nll: float | None = None,
         unpack: Callable[[Any], tuple[Any, Tensor]] = inputs_and_labels,
         prefix: str = "diversity/",
     ) -> None:
@@ -91,31 +107,47 @@ class DiversityMonitor(Callback):
         if isinstance(first_steps, bool) or not isinstance(first_steps, int) or first_steps < 1:
             raise InputError(f"first_steps is {first_steps!r}; expected an integer ≥ 1")
         self.first_steps = first_steps
-        self.limits = {
-            "disagreement": disagreement,
-            "relative_modulation": relative_modulation,
-            "same_cosine": same_cosine,
-            "parted_cosine": parted_cosine,
-            "saturated": saturated,
-        }
-        for name, value in self.limits.items():
-            if not 0 <= value <= 1:
-                raise InputError(f"{name} is {value!r}; expected a number from 0 to 1")
+        self.limits = Limits(
+            disagreement, relative_modulation, same_cosine, parted_cosine, saturated, outweighs
+        )
+        self.single_nll = single_nll
         self.batch = batch
         self.unpack = unpack
         self.prefix = prefix
         self.history: list[dict[str, float]] = []
-        self._warned: set[str] = set()
+        self.findings: list[Finding] = []
+        self._pulls: list[tuple[float, float]] = []
+        self._nlls: tuple[float, float] | None = None
 
     # -- hooks -----------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._warned.clear()
+        self.findings, self._pulls, self._nlls = [], [], None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         found = _scale_measures(pl_module)
         if found:
             self.history.append({"step": trainer.global_step, **found})
+        ensemble, diversity = _ensemble(pl_module), _diversity(pl_module)
+        # Two members end with one owner of each channel at any τ: there is nothing to warn of.
+        if ensemble is None or ensemble.num_members < 3 or "owners" not in found:
+            return
+        if diversity is not None and diversity.feedback is None:
+            diversity.set_tau(ensemble)
+            self._warn(diagnosis.flat_dial(diversity.tau, ensemble.num_members))
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if len(self._pulls) >= self.first_steps:
+            return
+        ensemble, diversity = _ensemble(pl_module), _diversity(pl_module)
+        if ensemble is None or diversity is None or diversity.applied == 0:
+            return
+        if all(m.scale_logit.grad is not None for m in ensemble.sigma_norms().values()):
+            self._pulls.append(pull_norms(ensemble, diversity))
+            if len(self._pulls) == self.first_steps:
+                self._judge_pulls(diversity)
 
     def on_train_batch_end(
         self,
@@ -132,10 +164,16 @@ class DiversityMonitor(Callback):
         found = _scale_measures(pl_module)
         if not found:
             return
+        diversity = _diversity(pl_module)
+        if diversity is not None and diversity.moving:
+            found |= {"tau": diversity.tau, "weight": diversity.weight * diversity.applied}
         self.history.append({"step": step, **found})
         pl_module.log_dict({self.prefix + k: v for k, v in found.items()}, batch_size=1)
-        if step <= self.first_steps:
-            self._judge_partition(found, step)
+        if step <= self.first_steps and "saturation" in found:
+            cosine, saturation = found["cosine"], found["saturation"]
+            self._warn(
+                diagnosis.frozen_partition(cosine, saturation, step=step, limits=self.limits)
+            )
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.batch is not None:
@@ -154,6 +192,10 @@ class DiversityMonitor(Callback):
         if self.batch is None and not (batch_idx or dataloader_idx):
             self._measure(trainer, pl_module, batch)
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.single_nll is not None and self._nlls is not None:
+            self._warn(diagnosis.weak_members(*self._nlls, self.single_nll))
+
     # -- measurement and judgement ---------------------------------------------------------------
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
@@ -168,56 +210,58 @@ class DiversityMonitor(Callback):
             "jensen_gap": measures.jensen_gap(logits, labels),
             "modulation": float(prediction.modulation.mean()),
         }
-        self.history.append({"step": trainer.global_step, **found})
+        if self.single_nll is not None:
+            self._nlls = nlls(logits, labels)
+        step = trainer.global_step
+        self.history.append({"step": step, **found})
         pl_module.log_dict(
             {self.prefix + k: v for k, v in found.items()},
             sync_dist=True,
             add_dataloader_idx=False,
             batch_size=len(labels),
         )
-        if trainer.global_step >= self.first_steps:
-            cosine = _scale_measures(pl_module).get("cosine", math.nan)
-            self._judge_members(
-                found, cosine, float(prediction.entropy.mean()), trainer.global_step
+        if step < self.first_steps:
+            return
+        noise = 0.0
+        if found["disagreement"] < _UNSURE:
+            noise = dropout_disagreement(_ensemble(pl_module) or pl_module, x)
+        self._warn(
+            diagnosis.one_model(
+                found["disagreement"],
+                found["modulation"],
+                float(prediction.entropy.mean()),
+                cosine=_scale_measures(pl_module).get("cosine", math.nan),
+                dropout=noise,
+                step=step,
+                limits=self.limits,
             )
+        )
 
-    def _judge_partition(self, found: Mapping[str, float], step: int) -> None:
-        parted = found["cosine"] < self.limits["parted_cosine"]
-        frozen = found.get("saturation", math.nan) > self.limits["saturated"]
-        if parted and frozen:
-            self._warn(
-                "frozen partition",
-                f"the scales were parted by step {step}: cosine {found['cosine']:.2f}, "
-                f"{found['saturation']:.0%} of them saturated, where they hardly move any more. "
-                "The penalty decided this before the task could. Lower its weight or the rate of "
-                "the scales (scale_lr_mult), or raise tau",
-            )
+    def _judge_pulls(self, diversity: Diversity) -> None:
+        penalty, task = (sum(pulls) / len(pulls) for pulls in zip(*self._pulls, strict=True))
+        tau, weight = diversity.tau, diversity.weight
+        self._warn(
+            diagnosis.outweighed_task(penalty, task, tau=tau, weight=weight, limits=self.limits)
+        )
 
-    def _judge_members(
-        self, found: Mapping[str, float], cosine: float, entropy: float, step: int
-    ) -> None:
-        limits, modulation = self.limits, found["modulation"]
-        alike = modulation <= limits["relative_modulation"] * entropy
-        alike = alike or cosine > limits["same_cosine"]
-        if found["disagreement"] <= limits["disagreement"] and alike:
-            scales = "" if math.isnan(cosine) else f", cosine of the scales {cosine:.3f}"
-            self._warn(
-                "one model",
-                f"after {step} steps the members answer as one model on the validation batch: "
-                f"disagreement {found['disagreement']:.4f}, modulation {modulation:.2g} of "
-                f"{entropy:.2g} nats{scales}. Averaging gains nothing so far. Train longer, or the "
-                "scales faster (scale_lr_mult), raise the penalty's weight, or convert with "
-                "head='fresh'",
-            )
-
-    def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            rank_zero_warn(message, category=SigmaNensWarning)
+    def _warn(self, finding: Finding | None) -> None:
+        if finding is not None and finding.kind not in {f.kind for f in self.findings}:
+            self.findings.append(finding)
+            rank_zero_warn(finding.message, category=SigmaNensWarning)
 
 
 def _ensemble(module: nn.Module) -> SigmaEnsemble | None:
     return next((m for m in module.modules() if isinstance(m, SigmaEnsemble)), None)
+
+
+def _diversity(module: nn.Module) -> Diversity | None:
+    """The penalty of the loss that the module keeps, if it acts on an ensemble of its own."""
+    losses = (value for value in vars(module).values() if isinstance(value, EnsembleLoss))
+    diversity = next((loss.diversity for loss in losses), None)
+    ensemble = _ensemble(module)
+    if diversity is None or diversity.weight == 0 or ensemble is None or ensemble.num_members < 2:
+        return None
+    return diversity
 
 
 def _scale_measures(module: nn.Module) -> dict[str, float]:

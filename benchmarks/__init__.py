@@ -1,0 +1,1 @@
+"""How fast and how large: `python -m benchmarks --out FILE` measures, `--page` writes the page."""

@@ -1,0 +1,175 @@
+"""docs/performance.md from a benchmark's JSON: `python -m benchmarks.page JSON PAGE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["page", "table"]
+
+PROSE = """# Performance
+
+Measured by `{command}` and written by `python -m benchmarks.page` from
+[`{source}`](../{source}); no figure is typed.
+
+Machine: {machine}.
+
+Every contestant takes its turn in every round. A ratio is the median over rounds of a contestant's
+time by that of {members} separate networks in the same round, in brackets the smallest and the
+largest. With one thread, times are CPU seconds of the process, which waiting for other programs
+does not enter; what other programs do to the shared cache does.
+
+## Goals
+
+{goals}
+
+What limits a training step: in a convolutional network about four fifths of a step are convolutions
+forward and backward, which {members} members need {members} times like {members} networks. What is
+shared are weights, not activations. Folding saves calls, which counts for small batches; one member
+at a time stays in the cache, which counts for large ones; work that is really saved is what lies
+before the first converted norm (the dial below) and the optimizer's step on shared weights.
+
+## How many members in a pass
+
+`schedule="auto"` takes as many members as keep the largest normalised activation of a pass within
+8 MiB on a CPU, at least one, and all of them on other devices, under `torch.compile`, in exports
+and in process groups. It is a rule and no measurement on purpose: a schedule changes the order of
+sums and, with dropout, which draw is whose, so a choice by the clock would make a seed's results
+differ from run to run. `sn.measure_schedule(ens, x, y, loss_fn)` measures on your machine when you
+ask for it, sets the fastest and writes it into the report; checkpoints keep it.
+
+## The compute dial
+
+With `layers=` limited to late norms, everything before the first of them is computed once for all
+members. Time of {members} members over *one* network:
+
+{dial}
+
+## Results
+
+{results}
+"""
+
+Row = dict[str, Any]
+
+
+def page(done: dict[str, Any], source: str) -> str:
+    """The page, as Markdown."""
+    facts = done["machine"]
+    machine = (
+        f"{facts['processor']}, {facts['cores']} cores, {', '.join(facts['instructions']) or '–'}, "
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB; {facts['threads']} thread; "
+        f"torch {facts['torch']}, Python {facts['python']}, malloc: {facts['malloc']}"
+    )
+    parts = done["parts"]
+    dial = [table("dial", name, rows) for name, rows in parts.get("dial", {}).items()]
+    shown = ("train", "predict", "compiled", "costs", "memory")
+    results = [table(p, n, rows) for p in shown for n, rows in parts.get(p, {}).items()]
+    return PROSE.format(
+        command=done["command"], source=source, machine=machine, members=done["members"],
+        goals=_goals(done["goals"]), dial="\n\n".join(dial), results="\n\n".join(results),
+    )  # fmt: skip
+
+
+def table(part: str, name: str, rows: Sequence[Row]) -> str:
+    """One part's rows for one network, as Markdown with a heading."""
+    heads, lines = _TABLES[part]
+    return f"### {name}: {_TITLES[part]}\n\n" + _markdown(heads, lines(rows))
+
+
+def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    head = "| " + " | ".join(heads) + " |"
+    rule = "| " + " | ".join("---" for _ in heads) + " |"
+    return "\n".join([head, rule, *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def _goals(goals: Sequence[Row]) -> str:
+    lines = []
+    for g in goals:
+        value = "not measured" if g["value"] is None else _share(g["value"], g["bound"])
+        verdict = {True: "met", False: "**not met**", None: "–"}[g["met"]]
+        bound = _share(g["bound"], g["bound"])
+        lines.append((g["goal"], g["subject"], g["where"], bound, value, g["by"] or "–", verdict))
+    heads = ("goal", "network", "where", "at most", "measured", "by", "")
+    return _markdown(heads, lines)
+
+
+def _share(value: float, bound: float) -> str:
+    return f"{value:.1%}" if bound < 0.1 else f"{value:.2f}"
+
+
+def _timed(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for r in rows:
+        how = f"{r['what']}, B={r['batch']}, {r['precision']}" + (", compiled" * r["compiled"])
+        if r.get("error"):
+            yield how, r["contestant"], "failed", r["error"].replace("|", "/")
+            continue
+        eager = r.get("ratio_to_eager")
+        more = "" if eager is None else f"; {eager:.2f} × eager separate networks"
+        low, high = r["spread"]
+        ratio = f"{r['ratio']:.2f} [{low:.2f}, {high:.2f}]{more}"
+        yield how, r["contestant"], f"{r['seconds'] * 1e3:.1f}", ratio
+
+
+def _shared(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for r in rows:
+        low, high = r["spread"]
+        how = f"{r['what']}, B={r['batch']}"
+        ratio = f"{r['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        yield how, r["shared"], f"{r['seconds'] * 1e3:.1f}", ratio
+
+
+def _costs(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for r in rows:
+        yield (
+            f"{r['norms']:.1%}", f"{r['penalty']:.1%}", f"{r['conversion_seconds']:.2f}",
+            f"{r['checkpoint_bytes'] / 1024:.0f}", f"{r['base_bytes'] / 1024:.0f}",
+            f"{r['parameters'] / r['base_parameters']:.3f}",
+        )  # fmt: skip
+
+
+def _memory(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    one = rows[0]["bytes"]
+    for r in rows:
+        size = "–" if r["bytes"] is None else f"{r['bytes'] / 2**20:.0f}"
+        ratio = "–" if not one else f"{r['bytes'] / one:.2f}"
+        yield r["contestant"], str(r["members"]), str(r["batch"]), size, ratio
+
+
+_TITLES = {
+    "train": "training step",
+    "predict": "prediction",
+    "compiled": "compiled by torch.compile",
+    "dial": "what is computed once",
+    "costs": "norms, penalty, conversion, checkpoint",
+    "memory": "peak memory of a training step",
+}
+_TIMES = ("what", "contestant", "ms", "× separate networks")
+_TABLES: dict[str, Any] = {
+    "train": (_TIMES, _timed),
+    "predict": (_TIMES, _timed),
+    "compiled": (_TIMES, _timed),
+    "dial": (("what", "computed once", "ms", "× one network"), _shared),
+    "costs": (
+        ("σNorm", "penalty", "conversion s", "checkpoint KiB", "base KiB", "× parameters"),
+        _costs,
+    ),
+    "memory": (("contestant", "members", "B", "MiB", "× one network"), _memory),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page."""
+    if len(argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    source, target = Path(argv[0]), Path(argv[1])
+    target.write_text(page(json.loads(source.read_text()), source.as_posix()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

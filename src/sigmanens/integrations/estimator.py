@@ -1,0 +1,297 @@
+"""An ensemble as a scikit-learn classifier: ``fit``, ``predict_proba``, pipelines, searches.
+
+For arrays that fit in memory. Whatever a loop of your own should decide (augmentation, mixed
+precision, several devices) is not here.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from sigmanens.convert import convert
+from sigmanens.diversity import Diversity
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
+from sigmanens.objective import EnsembleLoss
+from sigmanens.optimizer import param_groups
+from sigmanens.prediction import Prediction, logits_of
+
+__all__ = ["SigmaEnsembleClassifier", "Uncertainty"]
+
+Array = np.ndarray[Any, Any]
+Network = nn.Module | Callable[[int, int], nn.Module] | None
+
+
+class Uncertainty(NamedTuple):
+    """How uncertain B predictions are, and why: entropy = expected_entropy + modulation.
+
+    Attributes:
+        entropy: of the averaged, untempered distribution: (B,), nats.
+        expected_entropy: mean entropy of the members: (B,), nats.
+        modulation: mutual information of label and member: (B,), nats, ≥ 0.
+    """
+
+    entropy: Array
+    expected_entropy: Array
+    modulation: Array
+
+
+def default_network(features: int, classes: int, width: int = 64) -> nn.Module:
+    """For tables: two hidden layers with BatchNorm, and one on the inputs, whatever their units."""
+    return nn.Sequential(
+        nn.BatchNorm1d(features), nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(),
+        nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes),
+    )  # fmt: skip
+
+
+class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
+    """σN-Ens (arXiv 2607.23860) with the interface of scikit-learn.
+
+    ``fit`` converts a copy of the network, trains it by SGD with momentum and a cosine schedule,
+    and fits a temperature on data it held out.
+
+    Args:
+        network: a network with one logit per class, trained or not, which is never changed; a
+            callable ``(X.shape[1], number of classes) -> network``; or None for a small
+            perceptron on tables.
+        members: M ≥ 1.
+        tau: diversity temperature τ > 0.
+        diversity_weight: λ ≥ 0 of the diversity penalty; 0 leaves it out.
+        epochs: passes over the training data.
+        batch_size: samples per step.
+        lr: initial learning rate of the weights; scales take multiples of it.
+        weight_decay: of the weights; scales, norms and biases have none.
+        scale_lr_mult: factor on ``lr`` for the scales; by kind of norm if None.
+        validation_fraction: part of the data, in [0, 1), held out (stratified) to fit the
+            temperature; 0 trains on everything and leaves the temperature at 1.
+        convert_options: further keyword arguments of :func:`sigmanens.convert`.
+        device: to train and predict on; where the network is if None.
+        random_state: int, RandomState or None. Torch's own random state is left as it was.
+
+    Attributes:
+        classes_: the labels in the order of the columns of ``predict_proba``: (C,).
+        ensemble_: the trained :class:`~sigmanens.SigmaEnsemble`, in evaluation mode.
+        temperature_: that was fitted, or 1.
+        loss_curve_: mean training loss of each epoch, penalty included.
+        n_features_in_: X.shape[1].
+    """
+
+    def __init__(
+        self,
+        network: Network = None,
+        *,
+        members: int = 4,
+        tau: float = 0.5,
+        diversity_weight: float = 1e-3,
+        epochs: int = 30,
+        batch_size: int = 64,
+        lr: float = 0.05,
+        weight_decay: float = 5e-4,
+        scale_lr_mult: float | None = None,
+        validation_fraction: float = 0.1,
+        convert_options: Mapping[str, Any] | None = None,
+        device: str | torch.device | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.network = network
+        self.members = members
+        self.tau = tau
+        self.diversity_weight = diversity_weight
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.scale_lr_mult = scale_lr_mult
+        self.validation_fraction = validation_fraction
+        self.convert_options = convert_options
+        self.device = device
+        self.random_state = random_state
+
+    # -- fitting ---------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> SigmaEnsembleClassifier:
+        """Convert, train and calibrate.
+
+        Args:
+            X: samples (B, features) or (B, channels, …), array or tensor; read as float32.
+            y: labels (B,) of any type that can be sorted.
+
+        Raises:
+            InputError: for a parameter out of its range, a network whose logits do not fit the
+                labels, or too few samples to hold some out. Errors of ``convert`` as named there.
+                ValueError: as scikit-learn raises it for bad arrays.
+        """
+        self._check_parameters()
+        X, y = validate_data(self, _as_array(X), _as_array(y), dtype=np.float32, allow_nd=True)
+        check_classification_targets(y)
+        self.classes_, indices = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        train, held_out = self._split(indices, seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
+            network = self._network(X.shape[1])
+            options = {"generator": generator, **(self.convert_options or {})}
+            ensemble = convert(network, self.members, **options)
+            ensemble.to(self.device or next(network.parameters()).device)
+            self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)
+        self.ensemble_ = ensemble.eval()
+        self.temperature_ = 1.0
+        if len(held_out):
+            self.temperature_ = self._temperature(X[held_out], indices[held_out])
+        ensemble.temperature.fill_(self.temperature_)
+        return self
+
+    def _check_parameters(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise InputError(f"{name} is {value!r}; expected an integer ≥ 1")
+        if not 0 <= self.validation_fraction < 1:
+            raise InputError(
+                f"validation_fraction is {self.validation_fraction!r}; expected a number in [0, 1)"
+            )
+
+    def _split(self, indices: Array, seed: int) -> tuple[Array, Array]:
+        every = np.arange(len(indices))
+        if not self.validation_fraction:
+            return every, every[:0]
+        try:
+            train, held_out = train_test_split(
+                every, test_size=self.validation_fraction, stratify=indices, random_state=seed
+            )
+        except ValueError as error:
+            raise InputError(
+                f"validation_fraction={self.validation_fraction} of {len(every)} samples in "
+                f"{len(self.classes_)} classes cannot be held out ({error}). Give more samples, or "
+                "validation_fraction=0 for no temperature"
+            ) from error
+        return train, held_out
+
+    def _network(self, features: int) -> nn.Module:
+        classes = len(self.classes_)
+        if isinstance(self.network, nn.Module):
+            return self.network
+        make = default_network if self.network is None else self.network
+        if not callable(make):
+            raise InputError(
+                f"network is a {type(make).__name__}; expected an nn.Module, a callable "
+                "(features, classes) -> nn.Module, or None"
+            )
+        return make(features, classes)
+
+    def _train(
+        self, ensemble: SigmaEnsemble, x: Tensor, y: Tensor, generator: torch.Generator
+    ) -> None:
+        penalty = None
+        if self.diversity_weight and self.members > 1:
+            penalty = Diversity(tau=self.tau, weight=self.diversity_weight)
+        loss_fn = EnsembleLoss(diversity=penalty)
+        groups = param_groups(ensemble, self.lr, self.weight_decay, self.scale_lr_mult)
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+        steps = self.epochs * sum(1 for _ in _batches(torch.arange(len(x)), self.batch_size))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+        )
+        device = ensemble.temperature.device
+        self.loss_curve_ = []
+        ensemble.train()
+        for _ in range(self.epochs):
+            total = 0.0
+            for rows in _batches(torch.randperm(len(x), generator=generator), self.batch_size):
+                inputs, labels = x[rows].to(device), y[rows].to(device)
+                optimizer.zero_grad()
+                logits = logits_of(ensemble(inputs))
+                self._check_logits(logits)
+                loss = loss_fn(logits, labels, ensemble)
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                total += float(loss.detach()) * len(rows)
+            self.loss_curve_.append(total / len(x))
+
+    def _check_logits(self, logits: Tensor) -> None:
+        if logits.dim() != 3 or logits.shape[2] != len(self.classes_):
+            raise InputError(
+                f"the network gives logits {tuple(logits.shape[1:])} for {len(self.classes_)} "
+                f"classes in y; expected (B, {len(self.classes_)}). A callable "
+                "(features, classes) -> network is told their number"
+            )
+
+    def _temperature(self, x: Array, y: Array) -> float:
+        log_probs = self._predict(x, 1.0).log_probs.cpu()
+        found = fit_temperature(log_probs, torch.from_numpy(y))
+        if found in TEMPERATURE_BOUNDS:
+            which = "right" if found == TEMPERATURE_BOUNDS[0] else "worse than by chance"
+            warnings.warn(
+                f"the {len(y)} samples held out are classified {which}, so they do not determine "
+                "a temperature: it stays at 1. Hold out more, or use validation_fraction=0",
+                SigmaNensWarning,
+                stacklevel=3,
+            )
+            return 1.0
+        return found
+
+    # -- predicting ------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each sample: (B,)."""
+        best = self.predict_proba(X).argmax(1)
+        predicted: Array = self.classes_[best]
+        return predicted
+
+    def predict_proba(self, X: Any) -> Array:
+        """Averaged probabilities, temperature applied: (B, C), in the order of ``classes_``."""
+        probs: Array = self._predict(self._checked(X)).probs.cpu().numpy()
+        return probs
+
+    def predict_uncertainty(self, X: Any) -> Uncertainty:
+        """Entropy of each prediction, split into what members doubt and what they dispute."""
+        found = self._predict(self._checked(X))
+        parts = (found.entropy, found.expected_entropy, found.modulation)
+        return Uncertainty(*(part.cpu().numpy() for part in parts))
+
+    def _checked(self, X: Any) -> Array:
+        check_is_fitted(self)
+        checked: Array = validate_data(
+            self, _as_array(X), dtype=np.float32, allow_nd=True, reset=False
+        )
+        return checked
+
+    def _predict(self, x: Array, temperature: float | None = None) -> Prediction:
+        device = self.ensemble_.temperature.device
+        parts = []
+        for part in _tensor(x).split(max(self.batch_size, 256)):
+            parts.append(self.ensemble_.predict(part.to(device), temperature=temperature))
+        return Prediction.cat(parts)
+
+
+def _as_array(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def _tensor(x: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _batches(order: Tensor, size: int) -> Iterator[Tensor]:
+    """Rows of each batch; a single one left over joins the batch before it, for BatchNorm."""
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    yield from parts

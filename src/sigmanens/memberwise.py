@@ -1,0 +1,239 @@
+r"""Normalisation of folded members by PyTorch's own kernels, which scale and shift as they go.
+
+.. math:: y_m = s_m \odot \mathrm{norm}_m(x_m) + b_m
+
+Each member's rows are one block of dimension 0. :func:`each` calls a kernel per member and joins
+the results. :func:`batch_norm` writes the members' results side by side into one tensor, without a
+copy of the batch; :func:`batch_norm_reference` says the same by :func:`each`. The two compute the
+same numbers, gradients and buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_reference",
+    "blocks",
+    "each",
+    "is_eager",
+    "is_large",
+    "scales_in_kernel",
+    "writes_in_place",
+]
+
+_MANY = 2**15  # values per member from which a kernel each beats broadcasting
+
+
+def batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    training: bool,
+    factors: Sequence[float],
+    eps: float,
+) -> Tensor:
+    """Normalise x (k·B, C, …), member-major, by the statistics of each member: the shape of x.
+
+    Args:
+        x: k members' rows.
+        mean, var: running statistics (k, C), updated in place under ``training``; None without.
+        scale: (k, C).
+        shift: (k, C), or (1, C) for all members, or None.
+        training: normalise by the statistics of the batch rather than by the running ones.
+        factors: weight of the batch in each member's running averages: k numbers.
+        eps: added to the variances.
+    """
+    k = scale.shape[0]
+    if k == 1 or not writes_in_place(x):
+        return batch_norm_reference(x, mean, var, scale, shift, training, factors, eps)
+    if shift is not None and shift.shape[0] != k:
+        shift = shift.expand(k, -1)
+    x = x.contiguous(memory_format=_format(x))
+    return _BatchNorm.apply(x, scale, shift, mean, var, training, tuple(factors), eps)
+
+
+def batch_norm_reference(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    training: bool,
+    factors: Sequence[float],
+    eps: float,
+) -> Tensor:
+    """As :func:`batch_norm`, from one ``F.batch_norm`` per member."""
+    k = scale.shape[0]
+    means, variances = _shares(mean, k), _shares(var, k)
+
+    def norm(i: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.batch_norm(rows, means[i], variances[i], weight, bias, training, factors[i], eps)
+
+    return each(norm, x, scale, shift)
+
+
+def each(
+    norm: Callable[[int, Tensor, Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+) -> Tensor:
+    """Apply ``norm(i, rows, weight, bias)`` to the i-th member's rows of x (k·B, …), and join.
+
+    Args:
+        norm: a norm that takes its affine as arguments.
+        x: k members' rows.
+        scale: (k, *S).
+        shift: (k, *S), or (1, *S) for all members, or None.
+    """
+    k = scale.shape[0]
+    shared = zip(blocks(x, k), _shares(scale, k), _shares(shift, k), strict=True)
+    parts = [norm(i, rows, weight, bias) for i, (rows, weight, bias) in enumerate(shared)]
+    return torch.cat(parts) if k > 1 else parts[0]
+
+
+def blocks(x: Tensor, k: int) -> tuple[Tensor, ...]:
+    """Each member's rows (B, …) of x (k·B, …), as views."""
+    return x.unflatten(0, (k, x.shape[0] // k)).unbind(0) if k > 1 else (x,)
+
+
+def _shares(t: Tensor | None, k: int) -> Sequence[Any]:
+    """What each of k members has of t (k, …), or of t (1, …) that all share, or of None."""
+    if t is None:
+        return [None] * k
+    return t.unbind(0) if t.shape[0] == k else [t[0]] * k
+
+
+def writes_in_place(x: Tensor) -> bool:
+    """Whether kernels that write into a given tensor are used: eagerly, on a plain CPU tensor.
+
+    Compilers, tracers and function transforms do not understand them; other devices have kernels
+    of their own, which the reference calls.
+    """
+    return x.device.type == "cpu" and type(x) is Tensor and is_eager()
+
+
+def scales_in_kernel(x: Tensor, scale: Tensor) -> bool:
+    """Whether one kernel per member, which normalises and scales, is taken for x and its scales.
+
+    Else all members are normalised at once and scaled by broadcasting: what compilers fuse, and
+    for few values per member no slower. Kernels take scales of x's dtype; those of the CPU take
+    float32 beside half precision too.
+    """
+    if not is_eager():  # asked first, for sizes may be symbols there
+        return False
+    mixed = x.device.type == "cpu" and x.element_size() == 2 and scale.dtype == torch.float32
+    return is_large(x, scale.shape[0]) and (x.dtype == scale.dtype or mixed)
+
+
+def is_large(x: Tensor, k: int) -> bool:
+    """Whether a kernel for each of k members is worth its call; for one it always is."""
+    return k == 1 or x.numel() >= k * _MANY
+
+
+def is_eager() -> bool:
+    """Whether operations run as they are called: no compiler, tracer or function transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+class _BatchNorm(torch.autograd.Function):
+    """See :func:`batch_norm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        shift: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        training: bool,
+        factors: tuple[float, ...],
+        eps: float,
+    ) -> Tensor:
+        k = scale.shape[0]
+        y = torch.empty_like(x)
+        saved = scale.new_empty((2, k, scale.shape[1] if training else 0))
+        for i, (rows, out) in enumerate(zip(blocks(x, k), blocks(y, k), strict=True)):
+            torch.ops.aten.native_batch_norm.out(
+                rows,
+                scale[i],
+                None if shift is None else shift[i],
+                None if mean is None else mean[i],
+                None if var is None else var[i],
+                training,
+                factors[i],
+                eps,
+                out=out,
+                save_mean=saved[0, i],
+                save_invstd=saved[1, i],
+            )
+        # Under training the kernels need the batch's statistics, else the running ones.
+        kept = (None, None) if training else (mean, var)
+        ctx.save_for_backward(x, scale, shift, saved, *kept)
+        ctx.training, ctx.eps = training, eps
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, _, saved, mean, var = ctx.saved_tensors
+        k = scale.shape[0]
+        wanted = list(ctx.needs_input_grad[:3])
+        if torch.is_grad_enabled():  # under create_graph
+            return *_gradients(ctx, grad, wanted), None, None, None, None, None
+        grad = grad.contiguous(memory_format=_format(x))
+        dx = torch.empty_like(x) if wanted[0] else None
+        dscale = torch.empty_like(scale) if wanted[1] else None
+        dshift = torch.empty_like(scale) if wanted[2] else None
+        for i, (rows, above) in enumerate(zip(blocks(x, k), blocks(grad, k), strict=True)):
+            parts = torch.ops.aten.native_batch_norm_backward(
+                above,
+                rows,
+                scale[i],
+                None if mean is None else mean[i],
+                None if var is None else var[i],
+                saved[0, i],
+                saved[1, i],
+                ctx.training,
+                ctx.eps,
+                wanted,
+            )
+            if dx is not None:
+                size = len(rows)
+                dx[i * size : (i + 1) * size] = parts[0]
+            if dscale is not None:
+                dscale[i] = parts[1]
+            if dshift is not None:
+                dshift[i] = parts[2]
+        return dx, dscale, dshift, None, None, None, None, None
+
+
+def _gradients(ctx: Any, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of x, scale and shift that can be differentiated again."""
+    x, scale, shift, _, mean, var = ctx.saved_tensors
+    factors = [0.0] * scale.shape[0]
+    y = batch_norm_reference(x, mean, var, scale, shift, ctx.training, factors, ctx.eps)
+    inputs = [t for t, w in zip((x, scale, shift), wanted, strict=True) if w]
+    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
+    return [next(found) if w else None for w in wanted]
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    """The memory format that x has, for kernels that know two."""
+    for dims, form in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == dims and x.is_contiguous(memory_format=form) and not x.is_contiguous():
+            return form
+    return torch.contiguous_format
