@@ -20,7 +20,7 @@ pytest.importorskip("lightning")
 import lightning as L
 from tests.lab.small import digits, distance, ensemble, equal, network, penalised, single, snapshot
 
-from sigmanens import EnsembleLoss, SigmaEnsemble, diversity
+from sigmanens import Diversity, EnsembleLoss, SigmaEnsemble, diversity
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import DataError, NonFiniteError, RunError
 from sigmanens.lab.digits import Labelled
@@ -342,3 +342,39 @@ def test_parameters_count_what_is_trained_or_could_be() -> None:
     assert parameters(model) == base - norms + 3 * norms // 2 + heads
     assert members_of(model) == 3
     assert members_of(single()) == 1
+
+
+@pytest.mark.parametrize("make", [folded, sequential])
+def test_a_penalty_that_moves_goes_on_where_it_was(
+    make: Callable[[], SigmaEnsemble], tmp_path: Path
+) -> None:
+    """Start and ramp in shares of the training, and a closed loop, across an interruption."""
+    recipe = Recipe(epochs=4, batch_size=20, lr=0.05)
+
+    def loss() -> EnsembleLoss:
+        return EnsembleLoss(
+            diversity=Diversity(weight=0.1, start=0.25, ramp=0.25, target_cosine=0.5)
+        )
+
+    whole, loss_whole = make(), loss()
+    train_network(whole, DATA, recipe, loss_whole, seed=1)
+    penalty = loss_whole.diversity
+    assert penalty is not None
+    steps = 4 * -(-len(DATA.labels) // 20)
+    assert (penalty.step, penalty.total_steps) == (steps, steps)
+    assert penalty.path[0][0] > steps // 4 - 1
+
+    def stop() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    left = 2
+    with pytest.raises(KeyboardInterrupt):
+        train_network(make(), DATA, recipe, loss(), seed=1, folder=tmp_path, advance=stop)
+    resumed, loss_resumed = make(), loss()
+    train_network(resumed, DATA, recipe, loss_resumed, seed=1, folder=tmp_path)
+    assert equal(snapshot(whole), snapshot(resumed))
+    assert loss_resumed.diversity is not None
+    assert loss_resumed.diversity.path == penalty.path

@@ -18,6 +18,7 @@ from sigmanens.evaluation import intervals, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
 from sigmanens.evaluation.summary import summarize
 from sigmanens.lab.digits import Labelled
+from sigmanens.lab.ood_histograms import ood_histograms
 from sigmanens.lab.ood_scores import MemberFeatures, OodScores, feature_options, feature_reader
 from sigmanens.prediction import log_mean_exp
 from sigmanens.selection import as_ensemble
@@ -199,12 +200,15 @@ def evaluate(
         name: _ends(intervals.bootstrap(metric, *arrays, resamples=resamples))
         for name, metric, arrays in measured
     }
-    row["ood"], row["ood_detail"] = {}, {}
+    row["ood"], row["ood_detail"], row["ood_histograms"] = {}, {}, None
     if data.ood:
         scores = OodScores(logits, features, train, head)
         inside = scores(data.test.images, raw)
-        for name, images in data.ood.items():
-            row["ood"][name], row["ood_detail"][name] = scores.compare(inside, scores(images))
+        outside = {name: scores(images) for name, images in data.ood.items()}
+        for name, found in outside.items():
+            row["ood"][name], row["ood_detail"][name] = scores.compare(inside, found)
+        together = {name: found[0] for name, found in outside.items()}
+        row["ood_histograms"] = ood_histograms(inside[0], together, row["ood"])
     row["corruption"] = {
         name: {str(s): _brief(logits(images), data.test.labels) for s, images in levels.items()}
         for name, levels in data.corruption.items()
@@ -219,14 +223,20 @@ def evaluate(
 
 
 def _scales(network: nn.Module | None) -> dict[str, Any]:
-    """Cosine of the members' scales and histogram of owners per channel, for members > 1."""
+    """Cosine of the members' scales and histograms of owners per channel, for members > 1."""
+    found: dict[str, Any] = dict.fromkeys(("cosine", "owners", "owners_by_layer", "saturation"))
     if not isinstance(network, SigmaEnsemble) or network.num_members < 2:
-        return {"cosine": None, "owners": None, "saturation": None}
-    found: dict[str, Any] = {"cosine": measures.cosine(network, "auto"), "owners": None}
-    found["saturation"] = None
-    if all(m.kind == "sigmoid" for m in network.sigma_norms().values()):
+        return found
+    found["cosine"] = measures.cosine(network, "auto")
+    norms = network.sigma_norms()
+    if all(m.kind == "sigmoid" for m in norms.values()):
+        size = network.num_members + 1
         counts = measures.owners_per_channel(network)
-        found["owners"] = torch.bincount(counts, minlength=network.num_members + 1).tolist()
+        found["owners"] = torch.bincount(counts, minlength=size).tolist()
+        found["owners_by_layer"] = {
+            name: torch.bincount(measures.owners_per_channel([norm]), minlength=size).tolist()
+            for name, norm in norms.items()
+        }
         found["saturation"] = measures.saturation(network)
     return found
 

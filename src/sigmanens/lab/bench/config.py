@@ -191,6 +191,12 @@ class BenchConfig:
             raise ConfigError(f"workers is {self.workers}; expected at least 1")
         if self.measure.corruption_limit < 1 or self.measure.resamples < 1:
             raise ConfigError("measure.corruption_limit and measure.resamples must be at least 1")
+        set_by_taus = self.diversity.owners, self.diversity.target_cosine
+        if set_by_taus != (None, None) and self.diversity.moves == "tau":
+            raise ConfigError(
+                "diversity.owners or diversity.target_cosine sets τ, and so does taus: give "
+                "diversity.moves: weight, or turn τ by taus alone"
+            )
         if self.path.start is not None and self.path.start not in self.taus:
             raise ConfigError(
                 f"path.start is {self.path.start:g}; expected one of taus {self.taus}"

@@ -11,6 +11,7 @@ from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.paired import paired
 from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.findings import row_findings
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.runs import environment
 
@@ -44,6 +45,7 @@ def gather(
                 setting = ("method", "members", "tau", "weight", "variant", "seed")
                 histories.append({k: row.get(k) for k in setting} | {"epochs": history})
             rows.append(row)
+    _add_findings(rows, histories)
     choice = choose(rows)
     return to_json(
         {
@@ -60,6 +62,17 @@ def gather(
             "failures": dict(failures),
         }
     )
+
+
+def _add_findings(rows: list[dict[str, Any]], histories: list[dict[str, Any]]) -> None:
+    """What is wrong with an ensemble's members, in words, as ``findings`` of its row."""
+    keys = ("method", "members", "tau", "weight", "variant", "seed")
+    epochs = {tuple(h[k] for k in keys): h["epochs"] for h in histories}
+    alone = {r["seed"]: r["nll"] for r in rows if r["method"] in ("single", "single_finetuned")}
+    for row in rows:
+        known = epochs.get(tuple(row.get(k) for k in keys), ())
+        found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)
+        row["findings"] = [str(finding) for finding in found] or None
 
 
 def choose(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
