@@ -142,13 +142,14 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held_out = self._split(indices, seed)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
             network = self._network(X.shape[1])
             options = {"generator": generator, **(self.convert_options or {})}
             ensemble = convert(network, self.members, **options)
-            ensemble.to(self.device or next(network.parameters()).device)
+            if self.device is not None:
+                ensemble.to(self.device)
             self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)
         self.ensemble_ = ensemble.eval()
         self.temperature_ = 1.0
@@ -208,7 +209,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
         )
-        device = ensemble.temperature.device
+        device = next(ensemble.parameters()).device
         self.loss_curve_ = []
         ensemble.train()
         for _ in range(self.epochs):
@@ -274,7 +275,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         return checked
 
     def _predict(self, x: Array, temperature: float | None = None) -> Prediction:
-        device = self.ensemble_.temperature.device
+        device = next(self.ensemble_.parameters()).device
         parts = []
         for part in _tensor(x).split(max(self.batch_size, 256)):
             parts.append(self.ensemble_.predict(part.to(device), temperature=temperature))

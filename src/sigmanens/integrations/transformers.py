@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from sigmanens import measures
-from sigmanens.checkpoint import is_checkpoint, load_into, save_pretrained
+from sigmanens.checkpoint import is_checkpoint, load_into, save_pretrained, write_atomic
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
@@ -27,6 +28,10 @@ from sigmanens.integrations.hub import save_folder
 from sigmanens.objective import EnsembleLoss, check_optimizer, param_groups
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
+
+
+_DIVERSITY = "diversity.json"
+"""In a Trainer's checkpoint: where a penalty that moves stands."""
 
 
 class EnsembleTrainer(Trainer):
@@ -149,6 +154,15 @@ class EnsembleTrainer(Trainer):
             self._check_rates = False
         return scheduler
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As the Trainer's; a penalty that moves is told the step and the number of steps."""
+        diversity = self.loss_fn.diversity
+        if diversity is not None:
+            diversity.step = self.state.global_step
+            if diversity.total_steps is None and self.state.max_steps > 0:
+                diversity.total_steps = self.state.max_steps
+        return super().training_step(*args, **kwargs)
+
     # -- inputs and outputs ----------------------------------------------------------------------
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -208,6 +222,11 @@ class EnsembleTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert self.model is not None
+        if self.loss_fn.diversity is not None and self.args.should_save:
+            folder = Path(output_dir or str(self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self.loss_fn.diversity.state_dict())
+            write_atomic(folder / _DIVERSITY, text.encode())
         if self.small_checkpoints and state_dict is None:  # else a sharded network was gathered
             if not self.args.should_save:
                 return
@@ -223,6 +242,9 @@ class EnsembleTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
+        kept = Path(resume_from_checkpoint) / _DIVERSITY
+        if self.loss_fn.diversity is not None and kept.exists():
+            self.loss_fn.diversity.load_state_dict(json.loads(kept.read_text(encoding="utf-8")))
         if is_checkpoint(resume_from_checkpoint):
             load_into(self.ensemble, resume_from_checkpoint)
         else:
