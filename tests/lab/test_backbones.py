@@ -320,3 +320,21 @@ def test_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, f"{library}.models", None)
     with pytest.raises(ConfigError, match=f"needs {library}: pip install {library}"):
         build_backbone(f"{library}/resnet18")
+
+
+def test_a_projection_shortcut_has_its_parameters_and_shapes() -> None:
+    """Option B of arXiv 1512.03385: a 1x1 convolution and a norm where a block halves."""
+    plain = build_backbone("resnet8", width=8)
+    projected = build_backbone("resnet8", width=8, shortcut="conv", init="torch")
+    extra = (8 * 16 + 2 * 16) + (16 * 32 + 2 * 32)
+    count = [sum(p.numel() for p in net.parameters()) for net in (plain, projected)]
+    assert count[1] == count[0] + extra
+    x = torch.randn(2, 3, 16, 16)
+    assert projected(x).shape == (2, 10)
+    names = [n for n, m in projected.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    assert [n for n in names if "downsample" in n] == [
+        "layer2.0.downsample.1", "layer3.0.downsample.1",
+    ]  # fmt: skip
+    for options in ({"shortcut": "none"}, {"init": "zeros"}):
+        with pytest.raises(ConfigError, match="must be one of"):
+            build_backbone("resnet8", **options)

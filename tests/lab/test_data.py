@@ -302,3 +302,19 @@ def test_augmentation_refuses_wrong_input(
 ) -> None:
     with pytest.raises(InputError, match=message):
         augment_flip_crop(torch.zeros(shape), padding)
+
+
+def test_a_reflected_border_shows_the_picture_itself() -> None:
+    x = torch.arange(1, 2 * 3 * 6 * 6 + 1, dtype=torch.float32).view(2, 3, 6, 6)
+    drawn = augment_flip_crop(x, 2, torch.Generator().manual_seed(0), border="reflect")
+    assert drawn.min() >= 1  # no zero came in
+    whole = torch.nn.functional.pad(x, (2,) * 4, "reflect")
+    for picture, source in zip(drawn, whole, strict=True):
+        windows = [
+            source[:, top : top + 6, left : left + 6] for top in range(5) for left in range(5)
+        ]
+        assert any(torch.equal(picture, w) or torch.equal(picture, w.flip(2)) for w in windows)
+    with pytest.raises(InputError, match="border"):
+        augment_flip_crop(x, 2, border="wrap")
+    with pytest.raises(InputError, match="reflects more"):
+        augment_flip_crop(x, 6, border="reflect")

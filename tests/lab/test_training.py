@@ -8,6 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +379,14 @@ def test_a_penalty_that_moves_goes_on_where_it_was(
     assert equal(snapshot(whole), snapshot(resumed))
     assert loss_resumed.diversity is not None
     assert loss_resumed.diversity.path == penalty.path
+
+
+def test_a_small_last_batch_may_be_left_out() -> None:
+    recipe = Recipe(epochs=2, batch_size=20, lr=0.01)
+    whole = seen(single, 1, recipe)
+    less = seen(single, 1, replace(recipe, drop_last=True))
+    assert (len(whole), len(less)) == (96, 80)
+    assert torch.equal(less[:40], whole[:40])
+    assert torch.equal(less[40:], whole[48:88])
+    few = seen(single, 1, replace(recipe, batch_size=200, drop_last=True))
+    assert len(few) == 96  # there is no whole batch to keep

@@ -1,0 +1,119 @@
+"""Which pictures a run trains on, chooses with and is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+pytest.importorskip("sklearn")
+
+import datasets
+from tests.lab.pictures import digits_rgb, write_digits, write_split
+
+from sigmanens.errors import ConfigError, DataError
+from sigmanens.lab.config import DataConfig
+from sigmanens.lab.data import load_images
+from sigmanens.lab.data.sets import load_sets, without_classes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sets")
+    write_digits(root / "digits", train=(0, 120), test=(120, 240))
+    return root
+
+
+def config(folder: Path, **changes: Any) -> DataConfig:
+    return replace(DataConfig(source=str(folder / "digits")), **changes)
+
+
+def pixels(images: Any) -> set[bytes]:
+    return {bytes(image.flatten().tolist()) for image in images.images}
+
+
+def test_validation_pictures_come_from_the_permutation_after_those_trained_on(
+    folder: Path,
+) -> None:
+    """The training pictures are those that the limit alone would give; test stays whole."""
+    sets = load_sets(config(folder, limit=60, validation_from_train=20, seed=3))
+    alone = load_images(folder / "digits", "train", limit=60, seed=3)
+    whole = load_images(folder / "digits", "train")
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(3))
+    assert sets.train is not None
+    assert torch.equal(sets.train.images, alone.images)
+    assert torch.equal(sets.validation.images, whole.images[order[60:80]])
+    assert torch.equal(sets.validation.labels, whole.labels[order[60:80]])
+    assert len(sets.test) == 120
+    assert torch.equal(sets.test.images, load_images(folder / "digits", "test").images)
+
+
+def test_without_a_limit_the_rest_is_trained_on(folder: Path) -> None:
+    sets = load_sets(config(folder, validation_from_train=20, seed=1))
+    assert sets.train is not None
+    assert (len(sets.train), len(sets.validation)) == (100, 20)
+    whole = load_images(folder / "digits", "train")
+    assert pixels(sets.train) | pixels(sets.validation) == pixels(whole)
+    again = load_sets(config(folder, validation_from_train=20, seed=1), training=False)
+    assert again.train is None
+    assert torch.equal(again.validation.images, sets.validation.images)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"validation_from_train": 20, "validation_split": "test"}, "one place"),
+        ({"validation_from_train": 0}, "to share between them"),
+        ({"validation_from_train": 120}, "to share between them"),
+        ({"validation_from_train": 30, "limit": 100}, "to share between them"),
+        ({"ood_without": {"other": ["x"]}}, "'other'"),
+    ],
+)
+def test_what_contradicts_itself_is_named(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_sets(config(folder, **changes))
+
+
+def test_classes_that_are_not_ood_are_left_out(tmp_path: Path, folder: Path) -> None:
+    images, labels = digits_rgb()
+    names = [f"thing {i}" for i in range(10)]
+    write_split(tmp_path / "other", "validation", images[:80], labels[:80], names)
+    other = str(tmp_path / "other")
+    sets = load_sets(
+        config(
+            folder, ood={"other": other}, ood_splits={"other": "validation"},
+            ood_without={"other": ["thing 3", "thing 7"]}, ood_limit=20,
+        )
+    )  # fmt: skip
+    kept = sets.ood["other"]
+    assert len(kept) == 20
+    assert not {3, 7} & set(kept.labels.tolist())
+    whole = load_images(other, "validation")
+    assert pixels(kept) <= pixels(whole)
+    with pytest.raises(ConfigError, match="no class 'thing 99'"):
+        without_classes(whole, ["thing 99"])
+
+
+def test_a_shift_has_the_same_classes(tmp_path: Path, folder: Path) -> None:
+    images, labels = digits_rgb()
+    own = load_images(folder / "digits", "test").classes
+    write_split(tmp_path / "same", "test", images[200:260], labels[200:260], list(own))
+    write_split(tmp_path / "else", "test", images[:60], labels[:60], [f"x{i}" for i in range(10)])
+    sets = load_sets(config(folder, shift={"same": str(tmp_path / "same")}))
+    assert len(sets.shift["same"]) == 60
+    with pytest.raises(DataError, match="'else'"):
+        load_sets(config(folder, shift={"else": str(tmp_path / "else")}))
