@@ -97,6 +97,25 @@ def test_resuming(tmp_path: Path) -> None:
         Run(tmp_path, CONFIG, resume=True)
 
 
+def test_a_configuration_of_an_older_release_is_completed(tmp_path: Path) -> None:
+    Run(tmp_path, CONFIG)
+    newer = {**CONFIG, "new_key": 1}
+    with pytest.raises(RunError, match="another configuration"):
+        Run(tmp_path, newer, resume=True)
+    Run(tmp_path, newer, resume=True, complete=lambda stored: {"new_key": 1, **stored})
+    assert read_config(tmp_path) == newer
+
+
+def test_some_keys_may_change_when_a_run_is_extended(tmp_path: Path) -> None:
+    Run(tmp_path, {**CONFIG, "seeds": [0]}).write_metrics({"rows": []})
+    Run(tmp_path, {**CONFIG, "seeds": [0, 1]}, resume=True, extendable=("seeds",))
+    assert read_config(tmp_path)["seeds"] == [0, 1]
+    assert (tmp_path / "metrics.json").exists()  # until there are new ones
+    other = {**CONFIG, "recipe": {"epochs": 3}, "seeds": [0, 1]}
+    with pytest.raises(RunError, match="another configuration"):
+        Run(tmp_path, other, resume=True, extendable=("seeds",))
+
+
 def test_discarding_takes_back_what_was_written(tmp_path: Path) -> None:
     Run(tmp_path / "new", CONFIG).discard()
     assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,10 @@ def train_run(
     config.check()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(out, config.to_dict(), resume)
+    run = Run(
+        out, config.to_dict(), resume,
+        complete=lambda stored: TrainConfig.from_dict(stored).to_dict(),
+    )  # fmt: skip
     begin = time.perf_counter()
     try:
         train, data, classes = _load(config, training=True)

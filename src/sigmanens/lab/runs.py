@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Run:
         resume: continue an unfinished run of the same configuration.
         extendable: keys of the configuration that may differ under ``resume``; a run that has any
             may be continued after it was finished.
+        complete: gives a stored configuration the keys that it lacks, because it was written by an
+            older release.
 
     Raises:
         RunError: if the folder holds a run already, or, under ``resume``, a finished one or one of
@@ -51,6 +53,7 @@ class Run:
         config: Mapping[str, Any],
         resume: bool = False,
         extendable: Collection[str] = (),
+        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:
         self.folder = Path(folder)
         try:

@@ -74,7 +74,10 @@ def run_bench(
     """
     config.check()
     console = console or Console()
-    run = Run(out, config.to_dict(), resume, extendable=EXTENDABLE)
+    run = Run(
+        out, config.to_dict(), resume, extendable=EXTENDABLE,
+        complete=lambda stored: BenchConfig.from_dict(stored).to_dict(),
+    )  # fmt: skip
     trials = trials_of(config)
     try:
         load_material(config, config.seeds[0])  # what cannot be read shows before any training
