@@ -76,9 +76,8 @@ class Run:
                 + ("" if finished else ", continue a training with --resume, or remove the folder")
             )
         stored = self.folder / "config.yaml"
-        if stored.exists() and not _same(
-            read_config(self.folder), yaml.safe_load(text), extendable
-        ):
+        given = yaml.safe_load(text)
+        if stored.exists() and not _same(complete(read_config(self.folder)), given, extendable):
             raise RunError(
                 f"the run in {self.folder} was started with another configuration; resume it "
                 f"with --config {stored}"
