@@ -1,0 +1,201 @@
+"""What docs/make_tables.py writes of a study besides its main table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from sigmanens.lab.report.naming import ORDER, label
+
+
+def corruption(metrics: Mapping[str, Any]) -> list[str]:
+    """Means over the kinds of corruption at the mildest, middle and hardest severity."""
+    rows = [r for r in metrics["rows"] if r.get("corruption")]
+    if not rows or "failures" not in metrics:  # the demo and single trainings have their report
+        return []
+    kinds = sorted({k for r in rows for k in r["corruption"]})
+    keys = [("accuracy", "accuracy"), ("NLL", "nll"), ("ECE", "ece"), ("ECE (T)", "ece_calibrated")]
+    keys = [k for k in keys if k[1] in next(iter(rows[0]["corruption"].values()))["1"]]
+    listed = ", ".join(k.replace("_", " ") for k in kinds)
+    listed = f"mean over {len(kinds)} kinds: {listed}" if len(kinds) > 1 else listed
+    heads = [f"{name} at {s}" for s in ("1", "3", "5") for name, _ in keys]
+    lines = [
+        f"{listed[:1].upper()}{listed[1:]}; severity 1, 3 and 5. (T): with the temperature of the "
+        "clean validation data.\n",
+        "| method | M | τ | variant | " + " | ".join(heads) + " |",
+        "| --- " * (4 + len(heads)) + "|",
+    ]
+    for group in groups_of(rows):
+        cells = [
+            spread([mean(r["corruption"][k][s][key] for k in kinds) for r in group])
+            for s in ("1", "3", "5")
+            for _, key in keys
+        ]
+        lines.append(f"| {' | '.join([*_setting(group[0]), *cells])} |")
+    return lines
+
+
+def ood(metrics: Mapping[str, Any]) -> list[str]:
+    """AUROC by score, mean over the OOD sets."""
+    rows = [r for r in metrics["rows"] if r.get("ood")]
+    if not rows or "failures" not in metrics:
+        return []
+    scores = list(dict.fromkeys(s for r in rows for found in r["ood"].values() for s in found))
+    sets = list(dict.fromkeys(name for r in rows for name in r["ood"]))
+    lines = [
+        f"AUROC, OOD is the positive class; mean over {', '.join(sets)}. –: not measured.\n",
+        "| method | M | τ | variant | " + " | ".join(s.replace("_", " ") for s in scores) + " |",
+        "| --- " * (4 + len(scores)) + "|",
+    ]
+    for group in groups_of(rows):
+        cells = []
+        for score in scores:
+            found = [[r["ood"][n].get(score) for n in sets if n in r["ood"]] for r in group]
+            cells.append(spread([mean(v) if None not in v else None for v in found]))
+        lines.append(f"| {' | '.join([*_setting(group[0]), *cells])} |")
+    return lines
+
+
+def shift(metrics: Mapping[str, Any]) -> list[str]:
+    """The same classes from elsewhere."""
+    rows = [r for r in metrics["rows"] if r.get("shift")]
+    lines: list[str] = []
+    keys = [("accuracy", "accuracy"), ("NLL", "nll"), ("NLL (T)", "nll_calibrated"), ("ECE", "ece")]
+    for name in dict.fromkeys(n for r in rows for n in r["shift"]):
+        lines += [
+            f"{name}:\n",
+            "| method | M | τ | variant | " + " | ".join(title for title, _ in keys) + " |",
+            "| --- " * (4 + len(keys)) + "|",
+        ]
+        for group in groups_of(rows):
+            cells = [spread([r["shift"][name][key] for r in group]) for _, key in keys]
+            lines.append(f"| {' | '.join([*_setting(group[0]), *cells])} |")
+    return lines
+
+
+def dial(metrics: Mapping[str, Any]) -> list[str]:
+    """How well the cosine of the scales, which needs no data, predicts the Jensen gap."""
+    if "failures" not in metrics:
+        return []
+    lines = []
+    settings: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in metrics["rows"]:
+        if row["method"] == "sigmanens" and not row.get("variant") and row["cosine"] is not None:
+            settings.setdefault((row["members"], row["weight"]), []).append(row)
+    for (members, weight), rows in settings.items():
+        taus = sorted({r["tau"] for r in rows})
+        if len(taus) < 4:
+            continue
+        means = [
+            [mean(r[key] for r in rows if r["tau"] == t) for t in taus]
+            for key in ("cosine", "jensen_gap")
+        ]
+        every = correlation([r["cosine"] for r in rows], [r["jensen_gap"] for r in rows])
+        lines.append(
+            f"M={members}, λ={weight:g}: over {len(taus)} τ from {taus[0]:g} to {taus[-1]:g} the "
+            f"cosine of the members' scales and the Jensen gap have a correlation of "
+            f"{correlation(*means):+.2f} by means over seeds, {every:+.2f} over all {len(rows)} "
+            "trainings (Pearson)."
+        )
+    return lines
+
+
+def path(metrics: Mapping[str, Any]) -> list[str]:
+    """The warm path beside full trainings at the same τ, seed by seed."""
+    rows = [r for r in metrics["rows"] if r["method"] == "sigmanens"]
+    warm = {(r["tau"], r["seed"]): r for r in rows if r.get("variant") == "warm_path"}
+    full = {(r["tau"], r["seed"]): r for r in rows if not r.get("variant")}
+    both = sorted(k for k in warm if k in full)
+    if not both:
+        return []
+    lines = [
+        "One full training a seed, then short ones from τ to the neighbouring τ, beside a full "
+        "training at every τ. Warm less full, mean over seeds; in brackets the standard deviation "
+        "of the full trainings over seeds.\n",
+        "| τ | accuracy | NLL | NLL (T) | ECE | Jensen gap | cosine |",
+        "| --- " * 7 + "|",
+    ]
+    keys = ("accuracy", "nll", "nll_calibrated", "ece", "jensen_gap", "cosine")
+    for tau in sorted({t for t, _ in both}):
+        seeds = [s for t, s in both if t == tau]
+        cells = [f"{tau:g}"]
+        for key in keys:
+            gap = mean(warm[tau, s][key] - full[tau, s][key] for s in seeds)
+            noise = [full[tau, s][key] for s in seeds]
+            cells.append(f"{gap:+.3f} [{stdev(noise):.3f}]" if len(seeds) > 1 else f"{gap:+.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    spent = sum(warm[k]["train_seconds"] for k in both)
+    whole = sum(full[k]["train_seconds"] for k in both)
+    count = len({t for t, _ in both})
+    lines.append(
+        f"\nThe path took {count * spent / whole:.2f} × the time of one full training for its "
+        f"{count} points."
+    )
+    return lines
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Pearson's correlation."""
+    a, b = mean(x), mean(y)
+    both = sum((u - a) * (v - b) for u, v in zip(x, y, strict=True))
+    alone = sum((u - a) ** 2 for u in x) * sum((v - b) ** 2 for v in y)
+    return float(both / alone**0.5) if alone > 0 else float("nan")
+
+
+def pairs(metrics: Mapping[str, Any]) -> list[str]:
+    """The chosen σN-Ens less every other method."""
+    found = metrics.get("paired") or []
+    choice = metrics.get("choice")
+    if not found or not choice:
+        return []
+    settings: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for pair in found:
+        key = tuple(pair[k] for k in ("against", "members", "tau", "weight", "variant"))
+        settings.setdefault(key, {})[pair["metric"]] = pair
+    lines = [
+        f"σN-Ens τ={choice['tau']:g}, chosen by {choice['criterion']} ({choice['reason']}), less "
+        "each other method: below 0 it is better. Brackets: 95 % bootstrap interval over examples, "
+        "of the mean over the seeds that both have.\n",
+        "| against | M | τ | variant | NLL | NLL (T) | seeds |",
+        "| --- " * 7 + "|",
+    ]
+    for key, metric in settings.items():
+        row = {"method": key[0], "members": key[1], "tau": key[2], "variant": key[4]}
+        cells = [
+            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]"
+            for p in (metric["nll"], metric["nll_calibrated"])
+        ]
+        cells.append(str(metric["nll"]["seeds"]))
+        lines.append(f"| {' | '.join([*_setting(row), *cells])} |")
+    return lines
+
+
+def _setting(row: Mapping[str, Any]) -> list[str]:
+    """Cells that say which method a row is of."""
+    tau = "" if row["tau"] is None else f"{row['tau']:g}"
+    return [label_of(row), str(row["members"]), tau, str(row.get("variant") or "")]
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """Readable name without its τ, which has a column."""
+    return label(row["method"], row["members"], None)
+
+
+def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        variant = row.get("variant") or ""
+        key = (row["method"], row["members"], row["tau"], row["weight"], variant)
+        groups.setdefault(key, []).append(row)
+    known = {name: i for i, name in enumerate(ORDER)}
+    order = sorted(groups, key=lambda k: (known.get(k[0], len(known)), k[4], k[2] or 0.0))
+    return [groups[k] for k in order]
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    found = [v for v in values if v is not None]
+    if not found:
+        return "–"
+    middle = f"{mean(found):.{digits}f}"
+    return middle if len(found) < 2 else f"{middle} ± {stdev(found):.{digits}f}"
