@@ -102,21 +102,36 @@ def dial(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def path(metrics: Mapping[str, Any]) -> list[str]:
-    """The warm path beside full trainings at the same τ, seed by seed."""
+    """The warm paths beside full trainings at the same τ, seed by seed."""
     rows = [r for r in metrics["rows"] if r["method"] == "sigmanens"]
-    warm = {(r["tau"], r["seed"]): r for r in rows if r.get("variant") == "warm_path"}
     full = {(r["tau"], r["seed"]): r for r in rows if not r.get("variant")}
-    both = sorted(k for k in warm if k in full)
-    if not both:
+    lines: list[str] = []
+    for name in dict.fromkeys(
+        r["variant"] for r in rows if str(r.get("trial", "")).startswith("warm_path")
+    ):
+        warm = {(r["tau"], r["seed"]): r for r in rows if r.get("variant") == name}
+        if both := sorted(k for k in warm if k in full):
+            lines += _path(name, both, warm, full)
+    if not lines:
         return []
-    lines = [
+    return [
         "One full training a seed, then short ones from τ to the neighbouring τ, beside a full "
         "training at every τ. Warm less full, mean over seeds; in brackets the standard deviation "
         "of the full trainings over seeds.\n",
+        *lines,
+    ]
+
+
+Runs = Mapping[tuple[float, int], Mapping[str, Any]]
+
+
+def _path(name: str, both: Sequence[tuple[float, int]], warm: Runs, full: Runs) -> list[str]:
+    keys = ("accuracy", "nll", "nll_calibrated", "ece", "jensen_gap", "cosine")
+    lines = [
+        f"**{name.replace('_', ' ')}**\n",
         "| τ | accuracy | NLL | NLL (T) | ECE | Jensen gap | cosine |",
         "| --- " * 7 + "|",
     ]
-    keys = ("accuracy", "nll", "nll_calibrated", "ece", "jensen_gap", "cosine")
     for tau in sorted({t for t, _ in both}):
         seeds = [s for t, s in both if t == tau]
         cells = [f"{tau:g}"]
@@ -129,8 +144,7 @@ def path(metrics: Mapping[str, Any]) -> list[str]:
     whole = sum(full[k]["train_seconds"] for k in both)
     count = len({t for t, _ in both})
     lines.append(
-        f"\nThe path took {count * spent / whole:.2f} × the time of one full training for its "
-        f"{count} points."
+        f"\n{count * spent / whole:.2f} × the time of one full training for {count} points.\n"
     )
     return lines
 

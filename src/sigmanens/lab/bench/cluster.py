@@ -21,7 +21,8 @@ def ray_execute(address: str | None = None, cpus: int | None = None) -> Execute:
     """How :func:`~sigmanens.lab.bench.runner.run_bench` runs its trainings on Ray.
 
     Each training is one task with one CPU. Its folder has to be on a file system that all nodes
-    share, at the same place, and so has ``data_root``. A task whose worker dies is started again
+    share, at the same place, and so have ``data_root`` and other files that the configuration names
+    (relative ones are looked for from the current folder). A task whose worker dies is started again
     and finds the state of its last finished epoch; after three such deaths it counts as failed.
 
     Args:
@@ -70,7 +71,7 @@ def _connect(ray: Any, address: str | None, cpus: int | None) -> None:
 def _collect(ray: Any, jobs: list[Job], advance: Callable[[float], None]) -> list[str]:
     """Results in the order of the jobs, whatever order they end in."""
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_on_worker)
-    pending = {task.remote(job): i for i, job in enumerate(jobs)}
+    pending = {task.remote(job, os.getcwd()): i for i, job in enumerate(jobs)}
     errors = [""] * len(jobs)
     while pending:
         done, _ = ray.wait(list(pending), timeout=1.0)
@@ -87,10 +88,12 @@ def _collect(ray: Any, jobs: list[Job], advance: Callable[[float], None]) -> lis
     return errors
 
 
-def _on_worker(job: Job) -> str:
-    """One training in a worker of the cluster."""
+def _on_worker(job: Job, place: str) -> str:
+    """One training in a worker of the cluster; relative paths start where the study was started."""
     import torch
 
+    if os.path.isdir(place):
+        os.chdir(place)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     return run_trial(job, lambda cost: None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ and deep_ensemble; on pretrained weights also single_finetuned. "warm_path" trai
 and goes on from there to all others, see ``PathConfig``; its rows are of sigmanens, variant
 "warm_path"."""
 
+_NAME = re.compile(r"\w[\w.-]*")
+
+_FIXED = {
+    "study": "It is the name of all results",
+    "methods": "A variant names its method",
+    "variants": "Add another variant",
+    "seeds": "All methods have the same",
+    "workers": "It changes no training",
+    "taus": "Give the variant's own taus",
+    "diversity.tau": "Give the variant's taus",
+    "weights": "Change diversity.weight",
+    "members": "Change ensemble.members",
+    "measure.detailed_seeds": "All methods are measured on the same",
+}
+"""What no variant can change, and what to do."""
+
 _FOLDER = Path(__file__).parent / "presets"
 PRESETS = tuple(sorted(p.stem for p in _FOLDER.glob("*.yaml")))
 
@@ -92,12 +109,15 @@ class PathConfig:
         start: τ of the full training, one of the study's; none: the middle one, the upper of two.
         epochs: of each continuation.
         lr: its peak rate, as a factor on the recipe's.
-        renoise: standard deviation of noise added to the scale logits before each continuation.
+        shrink: factor on the scale logits before each continuation: 1 keeps the partition of the
+            channels, 0 forgets it.
+        renoise: standard deviation of noise added to the scale logits after that.
     """
 
     start: float | None = None
     epochs: int = 8
     lr: float = 0.5
+    shrink: float = 1.0
     renoise: float = 0.0
 
 
@@ -108,7 +128,9 @@ class Variant:
     Attributes:
         method: which method it is a variant of.
         change: dotted keys of this configuration with their other values, such as
-            ``{"recipe.scale_lr_mult": 10.0, "ensemble.shift": true}``.
+            ``{"recipe.scale_lr_mult": 10.0, "ensemble.shift": true}``. Keys that say which
+            trainings there are (``seeds``, ``members``, ``weights``, …) are the study's alone; M is
+            ``ensemble.members``, λ ``diversity.weight``.
         taus: τ to train it at; none: those of the study.
     """
 
@@ -203,8 +225,45 @@ class BenchConfig:
             )
         if self.path.epochs < 1 or not self.path.lr > 0 or self.path.renoise < 0:
             raise ConfigError("path needs epochs ≥ 1, lr > 0 and renoise ≥ 0")
+        if not 0 <= self.path.shrink <= 1:
+            raise ConfigError(f"path.shrink is {self.path.shrink}; expected a factor from 0 to 1")
+        if self.options.get("separate"):
+            raise ConfigError("options has 'separate', which takes none: it is the plain network")
         for name in self.variants:
-            self.changed(name)
+            self._check_variant(name)
+        self._check_texts()
+
+    def _check_variant(self, name: str) -> None:
+        """Raise ConfigError for a variant that could not be trained, or not be told apart."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"a variant is called {name!r}; expected letters, digits, '_', '-' and '.', as in "
+                "the name of a folder"
+            )
+        changed, taus = self.changed(name), self.variants[name].taus
+        if taus is not None and (not taus or len(set(taus)) < len(taus) or min(taus) <= 0):
+            raise ConfigError(f"variant {name!r} has taus {taus}; expected τ > 0, each once")
+        path = changed.path if self.variants[name].method == "warm_path" else PathConfig()
+        try:
+            replace(changed, variants={}, path=path).check()
+        except ConfigError as e:
+            raise ConfigError(f"variant {name!r}: {e}") from e
+
+    def _check_texts(self) -> None:
+        """Raise ConfigError for what is done to pictures alone."""
+        if self.data.tokenizer is None:
+            return
+        for key, given in (
+            ("data.ood_without", self.data.ood_without),
+            ("data.size", self.data.size),
+            ("recipe.flip_crop", self.recipe.flip_crop),
+            ("recipe.channels_last", self.recipe.channels_last),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{key} is {given}, which is for pictures, but data.tokenizer says that the "
+                    "data are texts"
+                )
 
     def training(self) -> TrainConfig:
         """The same as a configuration of one training."""
@@ -229,7 +288,14 @@ class BenchConfig:
         if variant not in self.variants:
             raise ConfigError(f"there is no variant {variant!r}: {', '.join(self.variants)}")
         plain = self.to_dict()
+        if self.variants[variant].taus is not None:
+            plain["taus"] = list(self.variants[variant].taus or ())
         for dotted, value in self.variants[variant].change.items():
+            if dotted in _FIXED:
+                raise ConfigError(
+                    f"variant {variant!r} changes {dotted!r}, which is the study's alone. "
+                    f"{_FIXED[dotted]}"
+                )
             *path, last = dotted.split(".")
             place: Any = plain
             for step in path:

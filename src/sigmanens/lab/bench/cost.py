@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.methods import BUILDERS
@@ -98,20 +99,19 @@ def cost_table(config: BenchConfig) -> Table:
         ConfigError: for a study that no part could run. What building a network raises.
     """
     config.check()
-    material = load_material(config, config.seeds[0])
-    batch = config.recipe.batch_size
-    steps = config.recipe.epochs * -(-len(material.train.labels) // batch)
+    trials = [t for t in trials_of(config) if t.seed == config.seeds[0]]
     table = Table(title=f"{config.study}: what each training costs", box=box.SIMPLE_HEAD)
     table.add_column("training")
     for name in ("parameters", "multiply-adds", "memory of a step", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
-    trials = [t for t in trials_of(config) if t.seed == config.seeds[0]]
     for trial in trials:
         changed = config.changed(trial.variant)
+        material = load_material(changed, trial.seed)
+        batch = changed.recipe.batch_size
+        steps = _steps(changed, trial, len(material.train.labels))
         shop = Workshop(changed, trial, material)
         x, y = material.train.images[:2], material.train.labels[:2]
-        separate = trial.method in ("separate", "laplace")
-        network = _alone(shop) if separate else BUILDERS[trial.method](shop)
+        network = _network(shop)
         cost = cost_of(network, x, y, steps)
         table.add_row(
             _name(trial),
@@ -122,20 +122,35 @@ def cost_table(config: BenchConfig) -> Table:
         )
     table.caption = (
         "multiply-adds: of the prediction of one picture by all members; memory: what the backward "
-        f"pass of a batch of {batch} keeps, members folded, with parameters, gradients and "
+        "pass of a batch keeps, members folded, with parameters, gradients and "
         f"momentum in float32; {len(config.seeds)} seeds of each"
     )
     return table
 
 
-def _alone(shop: Workshop) -> nn.Module:
-    from sigmanens.baselines import SeparateNetworks
+def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
+    """Optimizer steps of one training, the continuations of a warm path included."""
+    recipe = config.recipe
+    if trial.method == "laplace" and config.pretrained:
+        return 0
+    whole, rest = divmod(examples, recipe.batch_size)
+    steps = whole + (rest > 0 and not (recipe.drop_last and whole))
+    more = config.path.epochs * (len(config.taus) - 1) if trial.method == "warm_path" else 0
+    return steps * (recipe.epochs + more)
 
-    return SeparateNetworks([shop.base()])
+
+def _network(shop: Workshop) -> nn.Module:
+    method = shop.trial.method
+    if method in ("separate", "laplace"):
+        return SeparateNetworks([shop.base()])
+    return BUILDERS["sigmanens" if method == "warm_path" else method](shop)
 
 
 def _name(trial: Trial) -> str:
     if trial.method == "separate":
         return "one network of the separate ones"
-    text = label(trial.method, trial.members, trial.tau)
+    if trial.method == "warm_path":
+        text = label("sigmanens", trial.members, None) + ", all τ by continuation"
+    else:
+        text = label(trial.method, trial.members, trial.tau)
     return f"{text} ({trial.variant})" if trial.variant else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def gather(
             "preset": config.study,
             "command": command,
             "environment": environment() | {"threads": 1},
-            "seconds": sum(row["train_seconds"] or 0.0 for row in rows if _counts(row)),
+            "seconds": _seconds(rows),
             "data": dict(load_material(config, config.seeds[0]).names),
             "rows": rows,
             "histories": histories,
@@ -104,6 +104,14 @@ def choose(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _counts(row: Mapping[str, Any]) -> bool:
-    """Whether a row's training seconds are its own, not those of another row's networks."""
-    return row["method"] not in ("single", "single_temperature", "single_finetuned")
+def _seconds(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Of all trainings together; rows of the same separate networks count once."""
+    found: dict[str, float] = {}
+    for row in rows:
+        trial, own = row["trial"], row["train_seconds"] or 0.0
+        shared = row["method"] in (
+            "single", "single_temperature", "single_finetuned", "deep_ensemble",
+        )  # fmt: skip
+        before = found.get(trial, 0.0)
+        found[trial] = max(before, own) if shared else before + own
+    return sum(found.values())

@@ -13,6 +13,7 @@ from torch import nn
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
 from sigmanens.lab.training import TrainingResult
@@ -49,17 +50,19 @@ Builder = Callable[[Workshop], nn.Module]
 
 
 def _heads_only(shop: Workshop) -> nn.Module:
+    given = {k: getattr(shop.config.ensemble, k) for k in ("head", "head_name")}
     return baselines.heads_only(
-        shop.base(), shop.members, head=shop.config.ensemble.head, generator=shop.generator(),
-        **shop.options,
-    )  # fmt: skip
+        shop.base(), shop.members, generator=shop.generator(), **given | shop.options
+    )
 
 
 def _fixed_masks(shop: Workshop) -> nn.Module:
+    """Its ``layers`` say which norms are masked; all are converted."""
+    given = vars(shop.config.ensemble)
+    given = {k: v for k, v in given.items() if k not in ("members", "scale", "layers")}
     return baselines.fixed_masks(
-        shop.base(), shop.members, head=shop.config.ensemble.head, generator=shop.generator(),
-        schedule=shop.config.ensemble.schedule, **shop.options,
-    )  # fmt: skip
+        shop.base(), shop.members, generator=shop.generator(), **given | shop.options
+    )
 
 
 def _film(shop: Workshop) -> nn.Module:
@@ -73,10 +76,27 @@ def _rival(build: Callable[..., nn.Module]) -> Builder:
     return lambda shop: build(shop.base(), shop.members, generator=shop.generator(), **shop.options)
 
 
+def _headed(build: Callable[..., nn.Module]) -> Builder:
+    """A rival that may be told where the head is, as σN-Ens is."""
+
+    def built(shop: Workshop) -> nn.Module:
+        given = {"head_name": shop.config.ensemble.head_name} | shop.options
+        return build(shop.base(), shop.members, generator=shop.generator(), **given)
+
+    return built
+
+
+def _norm_tuning(shop: Workshop) -> nn.Module:
+    given = {"head_name": shop.config.ensemble.head_name} | shop.options
+    return baselines.norm_tuning(shop.base(), **given)
+
+
 def _mc_dropout(shop: Workshop) -> nn.Module:
     """As many samples as the ensembles have members, unless the options say otherwise."""
-    options = {"samples": shop.members, "seed": shop.seed()} | shop.options
-    return baselines.mc_dropout(shop.base(), **options)
+    options = {
+        "samples": shop.members, "seed": shop.seed(), "head_name": shop.config.ensemble.head_name,
+    }  # fmt: skip
+    return baselines.mc_dropout(shop.base(), **options | shop.options)
 
 
 BUILDERS: dict[str, Builder] = {
@@ -87,11 +107,11 @@ BUILDERS: dict[str, Builder] = {
     "fixed_masks": _fixed_masks,
     "mc_dropout": _mc_dropout,
     "batchensemble": _rival(baselines.batchensemble),
-    "packed": _rival(baselines.packed),
+    "packed": _headed(baselines.packed),
     "masksembles": _rival(baselines.masksembles),
-    "mimo": _rival(baselines.mimo),
-    "lora_ensemble": _rival(baselines.lora_ensemble),
-    "norm_tuning": lambda shop: baselines.norm_tuning(shop.base(), **shop.options),
+    "mimo": _headed(baselines.mimo),
+    "lora_ensemble": _headed(baselines.lora_ensemble),
+    "norm_tuning": _norm_tuning,
 }
 """From a workshop to the untrained network of a method."""
 
@@ -153,7 +173,8 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     if not shop.config.pretrained:
         seconds = shop.fit(SeparateNetworks([network]), name="network0").seconds
     train = shop.material.train
-    around = baselines.laplace(network, **shop.options)
+    given = {"head_name": shop.config.ensemble.head_name} | shop.options
+    around = baselines.laplace(network, **given)
     around.fit(train.images, train.labels)
     yield Outcome("laplace", around, seconds)
 
@@ -171,11 +192,12 @@ def warm_path(shop: Workshop) -> Iterator[Outcome]:
     yield _step(shop, start, done, taus[middle])
     recipe = shop.config.recipe
     recipe = replace(recipe, epochs=path.epochs, lr=recipe.lr * path.lr)
+    noise = torch.Generator().manual_seed(shop.seed(99))  # not what the scales were drawn from
     for side in (taus[middle + 1 :], taus[:middle][::-1]):
         network = start
         for tau in side:
             network = copy.deepcopy(network)
-            _renoise(network, path.renoise, shop.generator())
+            _loosen(network, path, noise)
             done = shop.fit(
                 network, name=f"tau{tau:g}", diversity=shop.diversity(tau), cost=shop.members,
                 recipe=recipe,
@@ -191,9 +213,13 @@ def _step(shop: Workshop, network: nn.Module, done: TrainingResult, tau: float) 
 
 
 @torch.no_grad()
-def _renoise(ensemble: SigmaEnsemble, deviation: float, generator: torch.Generator) -> None:
-    """Add noise to the scale logits, so that members may divide the channels anew."""
-    if deviation:
-        for norm in ensemble.sigma_norms().values():
-            noise = torch.randn(norm.logit.shape, generator=generator)
-            norm.logit.add_(deviation * noise.to(norm.logit))
+def _loosen(ensemble: SigmaEnsemble, path: PathConfig, generator: torch.Generator) -> None:
+    """Draw the scale logits together and add noise, so that members may divide the channels anew.
+
+    Where a carrier keeps the base's function, it is not touched: the scales themselves change.
+    """
+    if path.shrink == 1 and path.renoise == 0:
+        return
+    for norm in ensemble.sigma_norms().values():
+        noise = torch.randn(norm.logit.shape, generator=generator)
+        norm.logit.mul_(path.shrink).add_(path.renoise * noise.to(norm.logit))

@@ -19,14 +19,14 @@ from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import RunError, SigmaNensError
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.gather import gather
-from sigmanens.lab.bench.material import load_material
+from sigmanens.lab.bench.material import check_trained_head, load_material
 from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import train_method
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
-from sigmanens.lab.runs import Run
+from sigmanens.lab.runs import Run, read_config
 from sigmanens.lab.workers import run_jobs
 
 __all__ = ["EXTENDABLE", "Execute", "Job", "run_bench", "run_trial"]
@@ -73,14 +73,17 @@ def run_bench(
             already, or every training failed.
     """
     config.check()
+    trials = trials_of(config)
+    if resume:
+        _check_resumed(config, out)
     console = console or Console()
     run = Run(
         out, config.to_dict(), resume, extendable=EXTENDABLE,
         complete=lambda stored: BenchConfig.from_dict(stored).to_dict(),
     )  # fmt: skip
-    trials = trials_of(config)
     try:
-        load_material(config, config.seeds[0])  # what cannot be read shows before any training
+        material = load_material(config, config.seeds[0])  # what cannot be read shows at once
+        check_trained_head(config, material.classes)
     except BaseException:
         run.discard()
         raise
@@ -88,10 +91,10 @@ def run_bench(
     if remeasure:
         for folder in folders.values():
             (folder / "rows.json").unlink(missing_ok=True)
-    todo = [t for t in trials if not (folders[t] / "rows.json").exists()]
+    todo = [t for t in trials if not _finished(folders[t], t, config)]
     plain = config.to_dict()
     if config.data_root is not None:  # a worker elsewhere has another current folder
-        plain["data_root"] = str(Path(config.data_root).resolve())
+        plain["data_root"] = str(Path(config.data_root).expanduser().resolve())
     jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
     if len(todo) < len(trials):
         console.print(f"{len(trials) - len(todo)} of {len(trials)} trainings are finished already")
@@ -114,6 +117,42 @@ def run_bench(
     write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
     return metrics
+
+
+def _check_resumed(config: BenchConfig, out: Path) -> None:
+    """Raise RunError if trainings that are kept would stand for other ones than they were."""
+    if not (out / "config.yaml").exists():
+        return
+    before = BenchConfig.from_dict(read_config(out))
+    for name in set(before.variants) & set(config.variants):
+        old, new = before.variants[name], config.variants[name]
+        if (old.method, old.change) != (new.method, new.change):
+            raise RunError(
+                f"variant {name!r} was trained in {out} with other changes: {old.change} of "
+                f"{old.method}. Give the new one another name"
+            )
+    if _paths(before) and _paths(config) and sorted(before.taus) != sorted(config.taus):
+        raise RunError(
+            f"the study in {out} has a warm path over taus {before.taus}, which goes from each to "
+            "the next: it cannot be extended by others. Give another --out"
+        )
+
+
+def _paths(config: BenchConfig) -> bool:
+    """Whether a warm path over the study's own τ is trained."""
+    own = [v.method for v in config.variants.values() if v.taus is None]
+    return "warm_path" in (*config.methods, *own)
+
+
+def _finished(folder: Path, trial: Trial, config: BenchConfig) -> bool:
+    """Whether a trial has all its rows; networks that are kept are not trained again."""
+    if not (folder / "rows.json").exists():
+        return False
+    if trial.method != "separate":
+        return True
+    rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))["rows"]
+    present = {row["members"] for row in rows}
+    return {m for m in config.members or [] if m <= trial.members} <= present
 
 
 def run_trial(job: Job, advance: Callable[[float], None]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sigmanens.errors import ConfigError
 from sigmanens.lab.bench.config import BenchConfig
 
 __all__ = ["Trial", "trials_of"]
@@ -43,7 +44,11 @@ class Trial:
 
 
 def trials_of(config: BenchConfig) -> list[Trial]:
-    """All trainings of a study, seed by seed, so that one seed is whole before the next begins."""
+    """All trainings of a study, seed by seed, so that one seed is whole before the next begins.
+
+    Raises:
+        ConfigError: if there are none, or two have the same key.
+    """
     members = config.members or [config.ensemble.members]
     found: dict[Trial, None] = {}
     for seed in config.seeds:
@@ -60,6 +65,17 @@ def trials_of(config: BenchConfig) -> list[Trial]:
             taus = variant.taus if variant.taus is not None else config.taus
             count = changed.ensemble.members
             found.update(dict.fromkeys(_settings(changed, variant.method, count, seed, taus, name)))
+    if not found:
+        raise ConfigError(
+            f"nothing is to be trained: {', '.join(config.methods)} needs at least 2 members, and "
+            f"members is {members}"
+        )
+    keys = [trial.key for trial in found]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(
+            f"two trainings are called {twice}: values of τ or λ differ after the sixth digit only"
+        )
     return list(found)
 
 
