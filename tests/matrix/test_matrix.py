@@ -59,6 +59,18 @@ def test_one_network_compiles_and_is_exported() -> None:
         assert cell(behaviour, work) == ("pass", ""), name
 
 
+@pytest.mark.parametrize(("rounding", "content"), [(1.0, "pass"), (0.0, "refused: ExportError: ")])
+def test_a_runtime_may_differ_by_rounding_only(
+    rounding: float, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sigmanens.onnx.TOLERANCE", 0.0)  # so that any difference counts
+    monkeypatch.setattr(behaviours, "_rounding", lambda ensemble, work: rounding)
+    work = Subject(BY_ID["torch/MLP, BatchNorm1d"])
+    assert cell(behaviours.onnx, work)[0].startswith(content)
+    told = [note for note in work.notes if "float32 are wrong by 1e+00" in note]
+    assert len(told) == (rounding > 0)
+
+
 def test_names_are_unique() -> None:
     assert len(BY_ID) == len(ALL)
 
