@@ -22,6 +22,8 @@ from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.runner import run_bench
+from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.config import DataConfig, DiversityConfig, EnsembleConfig, ModelConfig, Recipe
 
 WORDS = ["good", "fine", "great", "bad", "poor", "awful", "film", "plot", "cast", "the"]
@@ -136,3 +138,35 @@ def test_unknown_corruptions_and_weights_are_named(place: Path, tmp_path: Path) 
         load_material(replace(config, measure=measure), 0)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         build_backbone(f"transformers/{tmp_path / 'nothing'}")
+
+
+def test_texts_are_held_out_from_training(place: Path) -> None:
+    """The test split stays whole; nothing is trained on and chosen on."""
+    config = study(place)
+    data = replace(config.data, validation_split=None, validation_from_train=20, limit=30)
+    material = load_material(replace(config, data=data), 0)
+    sizes = [len(part.labels) for part in (material.train, material.data.validation,
+                                           material.data.test)]  # fmt: skip
+    assert sizes == [30, 20, 40]
+    longer = replace(data, limit=50)
+    both = load_material(replace(config, data=replace(longer, validation_from_train=14)), 0)
+    assert torch.equal(both.train.images[:30], material.train.images)
+    assert torch.equal(both.train.images[30:50], material.data.validation.images)
+    with pytest.raises(ConfigError, match="both given"):
+        load_material(replace(config, data=replace(data, validation_split="validation")), 0)
+
+
+def test_a_tokenizer_with_other_padding_is_refused(place: Path) -> None:
+    config = study(place)
+    material = load_material(config, 0)
+    assert material.padding == 0
+    shop = Workshop(config, Trial(0, "separate", 2), replace(material, padding=4))
+    with pytest.raises(ConfigError, match="token 4"):
+        shop.base()
+
+
+def test_weights_of_other_classes_are_named(place: Path, tmp_path: Path) -> None:
+    config = transformers.BertConfig.from_pretrained(place / "bert", num_labels=5)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "five")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        build_backbone(f"transformers/{tmp_path / 'five'}", num_classes=2)

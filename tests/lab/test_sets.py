@@ -79,6 +79,11 @@ def test_without_a_limit_the_rest_is_trained_on(folder: Path) -> None:
         ({"validation_from_train": 120}, "to share between them"),
         ({"validation_from_train": 30, "limit": 100}, "to share between them"),
         ({"ood_without": {"other": ["x"]}}, "'other'"),
+        ({"ood_splits": {"other": "validation"}}, "'other'"),
+        ({"validation_split": "test"}, r"data\.test_split and data\.validation_split are both"),
+        ({"validation_split": "train"}, r"data\.train_split and data\.validation_split are both"),
+        ({"train_split": "test"}, "has to differ"),
+        ({"tokenizer": "some"}, "studies of texts"),
     ],
 )
 def test_what_contradicts_itself_is_named(
@@ -117,3 +122,74 @@ def test_a_shift_has_the_same_classes(tmp_path: Path, folder: Path) -> None:
     assert len(sets.shift["same"]) == 60
     with pytest.raises(DataError, match="'else'"):
         load_sets(config(folder, shift={"else": str(tmp_path / "else")}))
+
+
+def test_ood_pictures_need_not_be_of_every_class(tmp_path: Path, folder: Path) -> None:
+    images, labels = digits_rgb()
+    few = labels < 3
+    names = [f"thing {i}" for i in range(10)]
+    write_split(tmp_path / "few", "train", images[few][:30], labels[few][:30], names)
+    sets = load_sets(
+        config(folder, ood={"few": str(tmp_path / "few")}, ood_splits={"few": "train"})
+    )
+    assert len(sets.ood["few"]) == 30
+
+
+def test_pictures_of_many_sizes_are_corrupted_at_that_of_the_network(tmp_path: Path) -> None:
+    """Those of one size are corrupted at their own, and then resized."""
+    pytest.importorskip("lightning")
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
+    from sigmanens.lab.bench.material import load_material
+
+    write_digits(tmp_path / "mixed", train=(0, 120), test=(120, 160))
+    images, labels = digits_rgb()
+    names = [f"digit {i}" for i in range(10)]
+    wide = images[160:200].repeat_interleave(2, 3)
+    write_split(tmp_path / "wide", "test", wide, labels[160:200], names)
+    parts = [parquet.read_table(tmp_path / n / "test.parquet") for n in ("mixed", "wide")]
+    parquet.write_table(pa.concat_tables(parts), tmp_path / "mixed" / "test.parquet")
+    study = BenchConfig(
+        data=DataConfig(source=str(tmp_path / "mixed"), size=16),
+        measure=MeasureConfig(corruptions=["brightness"], corruption_limit=20),
+    )
+    material = load_material(study, 0)
+    assert material.corrupt is not None
+    changed = material.corrupt("brightness", 3)
+    assert changed.images.shape == (20, 3, 16, 16)
+    assert torch.equal(changed.labels, material.data.test.labels[:20])
+
+
+def test_one_of_several_label_columns_is_named(tmp_path: Path) -> None:
+    """As CIFAR-100 has them on the hub: fine and coarse."""
+    import pyarrow.parquet as parquet
+
+    write_digits(tmp_path / "two", train=(0, 120), test=(120, 200))
+    for split in ("train", "test"):
+        path = tmp_path / "two" / f"{split}.parquet"
+        table = parquet.read_table(path).replace_schema_metadata(None)
+        names = ["image", "fine_label"]
+        table = table.rename_columns(names).append_column("coarse_label", table.column(1))
+        parquet.write_table(table, path)
+    source = str(tmp_path / "two")
+    with pytest.raises(DataError, match="several columns could hold labels"):
+        load_sets(DataConfig(source=source))
+    sets = load_sets(DataConfig(source=source, label_column="fine_label", limit=100))
+    assert sets.train is not None
+    assert len(sets.train) == 100
+
+
+def test_a_part_of_a_hub_name_is_asked_for(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    from sigmanens.lab.bench.config import BenchConfig
+    from sigmanens.lab.bench.material import located
+
+    asked: list[Any] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given: asked.append(given) or {})
+    for source in ("owner/name:part", "owner/name", str(folder / "digits")):
+        with pytest.raises(DataError, match="no split"):
+            load_images(source, "train")
+    assert asked == [("owner/name", "part"), ("owner/name",), (str(folder / "digits"),)]
+    study = BenchConfig(data=DataConfig(source="owner/name:part"), data_root=str(folder))
+    assert located(study).source == str(folder / "name")

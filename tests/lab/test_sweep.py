@@ -191,7 +191,7 @@ def test_failures_on_the_cluster_are_reported(monkeypatch: pytest.MonkeyPatch) -
         pass
 
     class Task:
-        def remote(self, job: Any) -> Any:
+        def remote(self, job: Any, place: str) -> Any:
             return job[1].tau
 
     def get(reference: float) -> str:

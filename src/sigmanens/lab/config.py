@@ -32,8 +32,8 @@ class ModelConfig:
     """The network.
 
     Attributes:
-        name: a backbone ("resnet20", "resnet18", "wrn28_10", …), "timm/<name>" or
-            "torchvision/<name>".
+        name: a backbone ("resnet20", "resnet18", "wrn28_10", …), "timm/<name>",
+            "torchvision/<name>" or, for texts, "transformers/<hub name or folder>".
         options: further arguments of the backbone.
         weights: file with pretrained weights (safetensors or torch); none: random ones.
     """
@@ -48,10 +48,12 @@ class DataConfig:
     """The pictures or texts: a hub name or a local folder that ``datasets.load_dataset`` reads.
 
     Attributes:
-        source: hub name, or folder of parquet files.
+        source: hub name, or folder of parquet files; a hub name that holds several data sets is
+            followed by which, as in ``ufldl-stanford/svhn:cropped_digits``.
         tokenizer: for texts: hub name or folder of a tokenizer of transformers, or "minilm"; none:
             the data are pictures.
         length: tokens that a text is cut to.
+        label_column: column of the labels, where several of the source could hold them.
         train_split: split to train on.
         test_split: split to report on.
         validation_split: split for the temperature and every choice; none: ``holdout`` of test.
@@ -77,6 +79,7 @@ class DataConfig:
     source: str = ""
     tokenizer: str | None = None
     length: int = 128
+    label_column: str | None = None
     train_split: str = "train"
     test_split: str = "test"
     validation_split: str | None = None

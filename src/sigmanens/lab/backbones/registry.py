@@ -55,6 +55,7 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
     if slash and library == "torchvision":
         return _build_torchvision(model, **kwargs)
     if slash and library == "transformers":
+        _import_library("transformers")
         return token_classifier(model, **kwargs)
     if name not in BACKBONES:
         raise ConfigError(
@@ -69,6 +70,15 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
             f"Backbone {name!r} takes no argument {unknown[0]!r}. It takes: {', '.join(accepted)}."
         )
     return builder(**kwargs)
+
+
+def pretrained_classes(name: str) -> int | None:
+    """In how many classes the pretrained weights of a ``timm/`` model answer; None: not known."""
+    library, _, model = name.partition("/")
+    if library != "timm":
+        return None
+    found = _import_library("timm").get_pretrained_cfg(model)
+    return None if found is None else int(found.num_classes)
 
 
 def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:

@@ -57,7 +57,7 @@ def token_classifier(name: str, num_classes: int = 2, **options: Any) -> TokenCl
         model = AutoModelForSequenceClassification.from_pretrained(
             place, num_labels=num_classes, **options
         )
-    except (OSError, ValueError, TypeError) as e:
+    except (OSError, ValueError, TypeError, RuntimeError) as e:
         reason = str(e).strip().splitlines()[0]
         raise ConfigError(f"transformers/{name} cannot be loaded: {reason}") from e
     finally:

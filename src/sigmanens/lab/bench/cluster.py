@@ -22,8 +22,8 @@ def ray_execute(address: str | None = None, cpus: int | None = None) -> Execute:
 
     Each training is one task with one CPU. Its folder has to be on a file system that all nodes
     share, at the same place, and so have ``data_root`` and other files that the configuration names
-    (relative ones are looked for from the current folder). A task whose worker dies is started again
-    and finds the state of its last finished epoch; after three such deaths it counts as failed.
+    (relative paths start at the current folder). A task whose worker dies is started again and
+    finds the state of its last finished epoch; after three such deaths it counts as failed.
 
     Args:
         address: of a running cluster, such as "auto" or "ray://host:10001"; None: a cluster of this

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sigmanens.errors import ConfigError
+from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data.images import ImageSet
-from sigmanens.lab.data.sets import load_sets, same_classes
+from sigmanens.lab.data.loading import MixedSizesError
+from sigmanens.lab.data.sets import check_splits, held_out, load_sets, same_classes
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import EvaluationData
 
-__all__ = ["Material", "load_material", "located"]
+__all__ = ["Material", "check_trained_head", "first_of", "load_material", "located"]
 
 DIGITS_NOISE = 3
 """Severity of the noise that training and test digits have."""
@@ -37,6 +40,7 @@ class Material:
         corrupt: gives the first test examples under a corruption, by its name and severity.
         corruptions: the names it knows.
         names: what the sets are called, for the record.
+        padding: number of the padding token, of texts.
     """
 
     train: Labelled
@@ -46,6 +50,7 @@ class Material:
     corrupt: Callable[[str, int], Labelled] | None = None
     corruptions: tuple[str, ...] = ()
     names: Mapping[str, Any] = field(default_factory=dict)
+    padding: int | None = None
 
 
 def located(config: BenchConfig) -> DataConfig:
@@ -53,10 +58,10 @@ def located(config: BenchConfig) -> DataConfig:
     data = config.data
     if config.data_root is None or data.source == "digits":
         return data
-    root = Path(config.data_root)
+    root = Path(config.data_root).expanduser().absolute()
 
     def place(source: str) -> str:
-        return str(root / Path(source).name)
+        return str(root / Path(source).name.partition(":")[0])
 
     ood, shift = ({n: place(s) for n, s in sets.items()} for sets in (data.ood, data.shift))
     return replace(data, source=place(data.source), ood=ood, shift=shift)
@@ -72,6 +77,45 @@ def load_material(config: BenchConfig, seed: int) -> Material:
     data = located(config)
     own = seed if data.source == "digits" else 0  # each seed cuts the digits in another way
     return _material(json.dumps(vars(data)), measure, own)
+
+
+def check_trained_head(config: BenchConfig, classes: int) -> None:
+    """Raise ConfigError if a pretrained head is said to answer, and cannot: it has other classes.
+
+    Args:
+        config: the study.
+        classes: number of classes of its data.
+    """
+    model = config.model
+    if not config.pretrained or model.weights:  # a file that does not fit is refused by itself
+        return
+    known = pretrained_classes(model.name)
+    if known is not None and known != classes:
+        raise ConfigError(
+            f"the pretrained weights of {model.name} answer in {known} classes, the data have "
+            f"{classes}: the head is new, and 'single' would be a network with a random head. Set "
+            "trained_head: false, so that one network is trained first"
+        )
+
+
+def first_of(labels: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Positions of the first so many examples, or of a random draw where classes come in turn.
+
+    Sets that were read from folders of classes are sorted by class: the first examples of those
+    are all of one class.
+
+    Args:
+        labels: class numbers (N,).
+        count: how many, at most.
+        seed: of the draw.
+
+    Returns:
+        ascending positions (min(N, count),), int64.
+    """
+    if count < len(labels) and bool((labels.diff() >= 0).all()):
+        drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        return drawn[:count].sort().values
+    return torch.arange(min(len(labels), count))
 
 
 @lru_cache(maxsize=2)
@@ -139,11 +183,20 @@ def _check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 def _picture_corrupter(config: DataConfig, limit: int) -> Callable[[str, int], Labelled]:
-    """Corrupt the test pictures at their own size, then bring them to that of the network."""
+    """Corrupt the test pictures at their own size, then bring them to that of the network.
+
+    Pictures that differ in size are brought to it first.
+    """
     from sigmanens.evaluation.corruption import corrupt
 
     plain = replace(config, size=None, ood={}, ood_splits={}, ood_without={}, shift={})
-    whole = load_sets(plain, training=False).test.subset(slice(limit))
+    try:
+        test = load_sets(plain, training=False).test
+    except MixedSizesError:
+        if config.size is None:
+            raise
+        test = load_sets(replace(plain, size=config.size), training=False).test
+    whole = test.subset(first_of(test.labels, limit, config.seed))
 
     @cache
     def pixels(name: str, severity: int) -> ImageSet:
@@ -160,16 +213,25 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
     tokenizer = load_tokenizer(str(config.tokenizer))
 
     def load(source: str, split: str, count: int | None) -> TokenSet:
+        own = config.label_column if source == config.source else None
         return load_texts(
-            source, split, tokenizer=tokenizer, length=config.length, limit=count, seed=config.seed
-        )
+            source, split, tokenizer=tokenizer, length=config.length, limit=count,
+            seed=config.seed, label_column=own,
+        )  # fmt: skip
 
+    check_splits(config)
     test = load(config.source, config.test_split, config.test_limit)
-    train = load(config.source, config.train_split, config.limit)
-    if config.validation_split is not None:
-        validation = load(config.source, config.validation_split, None)
+    held = config.validation_from_train
+    if held is not None:
+        count = None if config.limit is None else config.limit + held
+        both = load(config.source, config.train_split, count)
+        train, validation = held_out(both, config)
     else:
-        validation, test = test.split(config.holdout, config.seed)
+        train = load(config.source, config.train_split, config.limit)
+        if config.validation_split is not None:
+            validation = load(config.source, config.validation_split, None)
+        else:
+            validation, test = test.split(config.holdout, config.seed)
     ood = {
         name: load(source, config.ood_splits.get(name, config.test_split), config.ood_limit)
         for name, source in config.ood.items()
@@ -178,9 +240,11 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
     for name, found in shift.items():
         same_classes(test.classes, found.classes, name)
 
+    some = test.subset(first_of(test.labels, limit, config.seed))
+
     def corrupt(name: str, severity: int) -> Labelled:
-        changed = corrupt_text(test.texts[:limit], name, severity, seed=config.seed)
-        return Labelled(encode(changed, tokenizer, config.length), test.labels[:limit])
+        changed = corrupt_text(some.texts, name, severity, seed=config.seed)
+        return Labelled(encode(changed, tokenizer, config.length), some.labels)
 
     names = (
         tuple(TEXT_CORRUPTIONS) if set(corruptions) & {"standard", "all"} else tuple(corruptions)
@@ -199,6 +263,7 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
         corrupt=corrupt if names else None,
         corruptions=names,
         names=_names(config, sets, f"texts of at most {config.length} tokens"),
+        padding=test.padding,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.lab.bench.material import first_of
 from sigmanens.lab.bench.methods import Outcome
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.digits import Labelled
@@ -89,8 +90,9 @@ def prediction_name(row: Mapping[str, Any]) -> str:
 
 
 def _first(train: Labelled) -> Labelled:
-    """Enough examples to fit scores of features on; they were drawn at random already."""
-    return Labelled(train.images[:FITTED_ON], train.labels[:FITTED_ON])
+    """Enough examples to fit scores of features on."""
+    rows = first_of(train.labels, FITTED_ON)
+    return Labelled(train.images[rows], train.labels[rows])
 
 
 def _brief(logits: MemberLogits, temperature: float, examples: Labelled) -> dict[str, float]:

@@ -126,10 +126,11 @@ def _check_resumed(config: BenchConfig, out: Path) -> None:
     before = BenchConfig.from_dict(read_config(out))
     for name in set(before.variants) & set(config.variants):
         old, new = before.variants[name], config.variants[name]
-        if (old.method, old.change) != (new.method, new.change):
+        path = "warm_path" in (old.method, new.method) and old.taus != new.taus
+        if path or (old.method, old.change) != (new.method, new.change):
             raise RunError(
-                f"variant {name!r} was trained in {out} with other changes: {old.change} of "
-                f"{old.method}. Give the new one another name"
+                f"variant {name!r} was trained in {out} as another: {old}. Give the new one "
+                "another name"
             )
     if _paths(before) and _paths(config) and sorted(before.taus) != sorted(config.taus):
         raise RunError(

@@ -16,7 +16,7 @@ from sigmanens.checkpoint import write_atomic
 from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.errors import RunError
+from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material
@@ -70,12 +70,23 @@ class Workshop:
         return torch.Generator().manual_seed(self.seed())
 
     def base(self, index: int = 0) -> nn.Module:
-        """Network number ``index`` before any training here."""
+        """Network number ``index`` before any training here.
+
+        Raises:
+            ConfigError: if it takes another padding token than the texts have, or as
+                ``build_backbone``.
+        """
         model = self.config.model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed(index))
             options = {"num_classes": self.material.classes} | model.options
             network = build_backbone(model.name, **options)
+        given, own = self.material.padding, getattr(network, "padding", None)
+        if given is not None and own is not None and given != own:
+            raise ConfigError(
+                f"data.tokenizer fills texts up with token {given}, but {model.name} takes {own} "
+                "for padding: use the tokenizer of the model"
+            )
         return load_weights(network, model.weights) if model.weights else network
 
     def convert(self, **changes: Any) -> SigmaEnsemble:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 _CHUNK = 512
 _BINARY = ("binary", "large_binary")
 _LABEL_NAMES = ("label", "labels")
+_HUB_PART = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
+
+
+class MixedSizesError(DataError):
+    """Pictures differ in size, and none was given."""
 
 
 def load_images(
@@ -99,15 +105,17 @@ def load_images(
 
 
 def open_source(source: str | os.PathLike[str]) -> Mapping[str, Dataset]:
-    """Return the splits of a hub name or a local folder."""
+    """Return the splits of a hub name, which may be followed by ``:<configuration>``, or folder."""
     import datasets
 
-    path = os.path.expanduser(source)
+    path, parts = os.path.expanduser(source), []
+    if _HUB_PART.fullmatch(str(source)):
+        path, *parts = str(source).split(":")
     local = isinstance(source, os.PathLike) or str(source).startswith((".", "~", os.sep))
     if local and not os.path.isdir(path):
         raise DataError(f"There is no data folder {source}.")
     try:
-        return datasets.load_dataset(path)
+        return datasets.load_dataset(path, *parts)
     except (
         datasets.exceptions.DatasetsError,
         FileNotFoundError,
@@ -262,7 +270,7 @@ def _stack(
         expected = tuple(images.shape[2:]) if images is not None else arrays[0].shape[:2]
         for i, array in enumerate(arrays):
             if array.shape[:2] != expected:
-                raise DataError(
+                raise MixedSizesError(
                     f"{name}: pictures differ in size: picture {start + i} has {array.shape[:2]} "
                     f"pixels, the first {expected}. Pass size=... to resize them."
                 )

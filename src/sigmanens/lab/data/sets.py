@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -12,7 +13,12 @@ from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data.images import ImageSet
 from sigmanens.lab.data.loading import load_images
 
-__all__ = ["ImageSets", "load_sets", "without_classes"]
+if TYPE_CHECKING:
+    from sigmanens.lab.data.texts import TokenSet
+
+__all__ = ["ImageSets", "check_splits", "held_out", "load_sets", "without_classes"]
+
+Examples = TypeVar("Examples", "ImageSet", "TokenSet")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +57,17 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
         ConfigError: if the configuration contradicts itself.
     """
     c = config
-    if c.validation_split is not None and c.validation_from_train is not None:
+    if c.tokenizer is not None:
         raise ConfigError(
-            "data.validation_split and data.validation_from_train are both given; expected one "
-            "place for the held-out pictures"
+            f"data.tokenizer is {c.tokenizer!r}, but pictures are read here: studies of texts are "
+            "run by 'sigmanens bench'"
         )
+    check_splits(c)
 
     def images(split: str, limit: int | None) -> ImageSet:
         return load_images(
             c.source, split, channels=c.channels, size=c.size, mean=c.mean, std=c.std,
-            limit=limit, seed=c.seed,
+            limit=limit, seed=c.seed, label_column=c.label_column,
         )  # fmt: skip
 
     train: ImageSet | None = None
@@ -68,15 +75,7 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
     if c.validation_from_train is not None:
         held, limit = c.validation_from_train, c.limit
         both = images(c.train_split, None if limit is None else limit + held)
-        if limit is None:
-            order = torch.randperm(len(both), generator=torch.Generator().manual_seed(c.seed))
-            both, limit = both.subset(order), len(both) - held
-        if held < 1 or limit < 1 or len(both) < limit + held:
-            raise ConfigError(
-                f"data.validation_from_train is {held} and data.limit {c.limit}, but split "
-                f"{c.train_split!r} has {len(both)} pictures to share between them"
-            )
-        train, validation = both.subset(slice(limit)), both.subset(slice(limit, limit + held))
+        train, validation = held_out(both, c)
     elif c.validation_split is not None:
         validation = images(c.validation_split, None)
     else:
@@ -88,19 +87,13 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
             raise DataError(
                 f"the splits {split!r} and {c.test_split!r} of {c.source} have different classes"
             )
-    unknown = sorted(set(c.ood_without) - set(c.ood))
-    if unknown:
-        raise ConfigError(
-            f"data.ood_without names {unknown[0]!r}, which data.ood does not: it has "
-            f"{', '.join(c.ood) or 'no set'}"
-        )
     ood = {}
     for name, source in c.ood.items():
         drop = c.ood_without.get(name, [])
         found = load_images(
             source, c.ood_splits.get(name, c.test_split), channels=c.channels,
             size=test.images.shape[-1], mean=c.mean, std=c.std,
-            limit=None if drop else c.ood_limit, seed=c.seed,
+            limit=None if drop else c.ood_limit, seed=c.seed, allow_missing_classes=True,
         )  # fmt: skip
         if drop:
             found = without_classes(found, drop)
@@ -115,6 +108,53 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
         )  # fmt: skip
         same_classes(test.classes, shift[name].classes, name)
     return ImageSets(train if training else None, validation, test, ood, shift)
+
+
+def check_splits(config: DataConfig) -> None:
+    """Raise ConfigError if splits are one and the same, or options name sets that there are not."""
+    c = config
+    if c.validation_split is not None and c.validation_from_train is not None:
+        raise ConfigError(
+            "data.validation_split and data.validation_from_train are both given; expected one "
+            "place for the held-out pictures"
+        )
+    splits = {"train": c.train_split, "test": c.test_split, "validation": c.validation_split}
+    for one, other in (("train", "test"), ("train", "validation"), ("test", "validation")):
+        if splits[one] == splits[other]:
+            raise ConfigError(
+                f"data.{one}_split and data.{other}_split are both {splits[one]!r}: what is "
+                "trained on, chosen on and reported on has to differ"
+            )
+    for key in ("ood_splits", "ood_without"):
+        unknown = sorted(set(getattr(c, key)) - set(c.ood))
+        if unknown:
+            raise ConfigError(
+                f"data.{key} names {unknown[0]!r}, which data.ood does not: it has "
+                f"{', '.join(c.ood) or 'no set'}"
+            )
+
+
+def held_out(both: Examples, config: DataConfig) -> tuple[Examples, Examples]:
+    """Training and validation examples from those of the training split that a run may use.
+
+    Args:
+        both: with a limit, the first ``limit + validation_from_train`` of the permutation; without,
+            the whole split.
+        config: says how many are held out.
+
+    Raises:
+        ConfigError: if there are too few to share.
+    """
+    held, limit = config.validation_from_train or 0, config.limit
+    if limit is None:
+        order = torch.randperm(len(both), generator=torch.Generator().manual_seed(config.seed))
+        both, limit = both.subset(order), len(both) - held
+    if held < 1 or limit < 1 or len(both) < limit + held:
+        raise ConfigError(
+            f"data.validation_from_train is {held} and data.limit {config.limit}, but split "
+            f"{config.train_split!r} has {len(both)} examples to share between them"
+        )
+    return both.subset(slice(limit)), both.subset(slice(limit, limit + held))
 
 
 def same_classes(expected: tuple[str, ...], found: tuple[str, ...], name: str) -> None:

@@ -1,0 +1,194 @@
+"""What a study refuses before it trains, and what it must not take for another training."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("lightning")
+pytest.importorskip("sklearn")
+
+from rich.console import Console
+from tests.lab.test_bench import TINY
+
+from sigmanens.errors import ConfigError, RunError
+from sigmanens.lab.bench import methods
+from sigmanens.lab.bench.config import BenchConfig, PathConfig, Variant
+from sigmanens.lab.bench.cost import cost_table
+from sigmanens.lab.bench.material import check_trained_head, first_of, load_material, located
+from sigmanens.lab.bench.methods import BUILDERS
+from sigmanens.lab.bench.runner import run_bench
+from sigmanens.lab.bench.trials import Trial, trials_of
+from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig
+
+
+def with_variant(**given: Any) -> BenchConfig:
+    return replace(TINY, variants={"a": Variant(**given)})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (with_variant(change={"seeds": [5]}), "'seeds'"),
+        (with_variant(change={"members": [8]}), r"ensemble\.members"),
+        (with_variant(change={"diversity.tau": 0.3}), "variant's taus"),
+        (with_variant(change={"recipe.epochs": 0}), r"variant 'a'.*recipe\.epochs"),
+        (with_variant(taus=[-1.0]), "variant 'a' has taus"),
+        (replace(TINY, variants={"../a": Variant()}), "name of a folder"),
+        (replace(TINY, options={"separate": {"width": 2}}), "'separate'"),
+        (replace(TINY, data=DataConfig("x", tokenizer="y"), recipe=replace(TINY.recipe,
+         flip_crop=2)), r"recipe\.flip_crop"),
+        (replace(TINY, data=DataConfig("x", tokenizer="y", size=8)), r"data\.size"),
+    ],
+)  # fmt: skip
+def test_what_would_be_dropped_in_silence_is_refused(config: BenchConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.check()
+
+
+def test_a_variant_of_one_tau_does_not_need_the_start_of_the_path() -> None:
+    config = with_variant(taus=[8.0])
+    replace(config, path=PathConfig(start=0.5)).check()
+    assert config.changed("a").taus == [8.0]
+
+
+def test_a_study_of_nothing_is_refused(tmp_path: Path) -> None:
+    config = replace(TINY, methods=["sigmanens"], members=[1])
+    with pytest.raises(ConfigError, match="nothing is to be trained"):
+        run_bench(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_in_one_folder_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sixth digit"):
+        trials_of(replace(TINY, taus=[0.5, 0.5000001]))
+
+
+def test_a_pretrained_head_of_other_classes_does_not_stand_for_itself() -> None:
+    pytest.importorskip("timm")
+    model = ModelConfig("timm/resnet18", {"pretrained": True})
+    config = replace(TINY, model=model)
+    check_trained_head(config, 1000)
+    with pytest.raises(ConfigError, match=r"1000 classes, the data have 10.*trained_head: false"):
+        check_trained_head(config, 10)
+    check_trained_head(replace(config, trained_head=False), 10)
+
+
+def test_classes_that_come_in_turn_are_drawn_from() -> None:
+    labels = torch.arange(5).repeat_interleave(20)
+    assert len(labels[first_of(labels, 40)].unique()) == 5
+    assert len(first_of(labels, 40).unique()) == 40
+    mixed = labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
+    assert first_of(mixed, 40).tolist() == list(range(40))
+    assert first_of(labels, 1000).tolist() == list(range(100))
+
+
+def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    config = replace(TINY, data=DataConfig("hub/set", ood={"o": "other"}), data_root="~/data")
+    assert located(config).source == str(tmp_path / "data" / "set")
+    assert located(config).ood == {"o": str(tmp_path / "data" / "other")}
+
+
+def test_the_cost_of_a_path_and_of_a_variant_is_their_own() -> None:
+    config = replace(
+        TINY, methods=["warm_path"], path=PathConfig(epochs=3),
+        variants={"long": Variant("film", {"recipe.epochs": 50, "recipe.drop_last": True})},
+    )  # fmt: skip
+    said = io.StringIO()
+    Console(width=160, file=said).print(cost_table(config))
+    lines = {line.split("  ")[1].strip(): line.split()[-1] for line in said.getvalue().splitlines()
+             if "MiB" in line}  # fmt: skip
+    steps = -(-len(load_material(config, 0).train.labels) // TINY.recipe.batch_size)
+    found = {name: int(count.replace(",", "")) for name, count in lines.items()}
+    path = next(count for name, count in found.items() if "continuation" in name)
+    assert path == steps * (TINY.recipe.epochs + 3 * (len(TINY.taus) - 1))
+    assert next(count for name, count in found.items() if "(long)" in name) == steps * 50
+
+
+def test_the_conversion_is_the_controls_too() -> None:
+    """What the study says of the conversion holds for the controls that are converted likewise."""
+    ensemble = EnsembleConfig(members=2, init="normal", head="fresh", shift=True)
+    config = replace(TINY, ensemble=ensemble, methods=["sigmanens_lambda0", "fixed_masks"])
+    material = load_material(config, 0)
+    made = {}
+    for method in config.methods:
+        network = BUILDERS[method](Workshop(config, Trial(0, method, 2), material))
+        made[method] = sum(n.endswith(".shift") for n, _ in network.named_parameters())
+    assert made["fixed_masks"] == made["sigmanens_lambda0"] > 0
+
+
+@pytest.mark.parametrize(
+    "method", ["heads_only", "mc_dropout", "norm_tuning", "packed", "mimo", "fixed_masks"]
+)
+def test_rivals_are_told_where_the_head_is(method: str) -> None:
+    config = replace(TINY, ensemble=replace(TINY.ensemble, head_name="nowhere"))
+    config = replace(config, options={"norm_tuning": {"train_head": True}})
+    shop = Workshop(config, Trial(0, method, 2), load_material(config, 0))
+    with pytest.raises(Exception, match="nowhere"):
+        BUILDERS[method](shop)
+
+
+def test_noise_of_a_path_is_new_at_every_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is neither what the scales were drawn from nor that of the step before."""
+    drawn: list[torch.Tensor] = []
+    real = torch.randn
+
+    def seen(*size: Any, **options: Any) -> torch.Tensor:
+        found = real(*size, **options)
+        drawn.append(found)
+        return found
+
+    config = replace(TINY, taus=[0.5, 2.0, 8.0], path=PathConfig(epochs=1, renoise=0.1))
+    shop = Workshop(config, Trial(0, "warm_path", 2, weight=0.01), load_material(config, 0))
+    start = shop.convert()
+    first = next(iter(start.sigma_norms().values())).logit.detach().clone()
+    monkeypatch.setattr(torch, "randn", seen)
+
+    def untrained(self: Workshop, network: nn.Module, **options: Any) -> Any:
+        return methods.TrainingResult([], 0.0)
+
+    monkeypatch.setattr(Workshop, "fit", untrained)
+    monkeypatch.setattr(shop, "convert", lambda **options: start)
+    list(methods.warm_path(shop))
+    steps = [d for d in drawn if d.shape == first.shape]
+    assert len(steps) >= 2
+    assert not torch.equal(steps[0], first)
+    assert not any(torch.equal(a, b) for i, a in enumerate(steps) for b in steps[:i])
+
+
+def test_resumed_studies_do_not_mix_what_differs(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    recipe = replace(TINY.recipe, epochs=1)
+    slow = {"slow": Variant("sigmanens_lambda0", {"recipe.lr": 0.05})}
+    config = replace(
+        TINY, recipe=recipe, methods=["separate", "warm_path"], seeds=[0], members=[3],
+        taus=[0.5, 2.0], path=PathConfig(epochs=1), variants=slow,
+    )  # fmt: skip
+    before = run_bench(config, out)
+    assert {r["members"] for r in before["rows"] if r["method"] == "deep_ensemble"} == {3}
+    parts = [r for r in before["rows"] if r["method"] not in ("single", "single_temperature")]
+    assert before["seconds"] == pytest.approx(sum(r["train_seconds"] for r in parts))
+    faster = {"slow": Variant("sigmanens_lambda0", {"recipe.lr": 0.5})}
+    with pytest.raises(RunError, match="another name"):
+        run_bench(replace(config, variants=faster), out, resume=True)
+    with pytest.raises(RunError, match="warm path"):
+        run_bench(replace(config, taus=[0.5, 2.0, 8.0]), out, resume=True)
+    more = replace(config, methods=["separate"], members=[2, 3], variants={})
+    after = run_bench(more, out, resume=True)
+    rows = {r["members"]: r for r in after["rows"] if r["method"] == "deep_ensemble"}
+    assert set(rows) == {2, 3}
+    old = next(r for r in before["rows"] if r["method"] == "deep_ensemble")
+    assert rows[3]["nll"] == old["nll"]
+    assert rows[3]["train_seconds"] == old["train_seconds"]  # the kept networks, measured again
+    assert after["seconds"] == pytest.approx(old["train_seconds"])  # not once for each row
