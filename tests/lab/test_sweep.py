@@ -100,7 +100,6 @@ def test_the_path_is_one_training_and_short_ones_from_it(tmp_path: Path) -> None
     assert set(full) == {0.1, 0.5, 2.0, 8.0}
     assert rows[2.0]["nll"] == full[2.0]["nll"]
     assert rows[0.5]["nll"] != full[0.5]["nll"]
-    assert rows[8.0]["train_seconds"] < rows[2.0]["train_seconds"] * 1.5
     folder = tmp_path / "run" / "trials" / "warm_path-m2-weight0.01-seed0" / "networks"
     start, near, far = (
         load_file(folder / f"{n}.safetensors") for n in ("start", "tau0.5", "tau0.1")

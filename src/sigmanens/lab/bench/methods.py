@@ -144,7 +144,7 @@ def _separate(shop: Workshop) -> Iterator[Outcome]:
     seconds: list[float] = []
     history: list[dict[str, float]] = []
     if shop.config.pretrained:
-        base = SeparateNetworks([shop.base()])
+        base = SeparateNetworks([shop.base().to(shop.device)])
         yield Outcome("single", base, None)
         yield Outcome("single_temperature", base, None, tempered(member_logits(base), validation))
     for i in range(shop.members):
@@ -175,7 +175,7 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     train = shop.material.train
     given = {"head_name": shop.config.ensemble.head_name} | shop.options
     around = baselines.laplace(network, **given)
-    around.fit(train.images, train.labels)
+    around.to(shop.device).fit(train.images, train.labels)
     yield Outcome("laplace", around, seconds)
 
 

@@ -75,7 +75,7 @@ def run_bench(
     config.check()
     trials = trials_of(config)
     if resume:
-        _check_resumed(config, out)
+        _check_resumed(config, out, remeasure)
     console = console or Console()
     run = Run(
         out, config.to_dict(), resume, extendable=EXTENDABLE,
@@ -119,11 +119,17 @@ def run_bench(
     return metrics
 
 
-def _check_resumed(config: BenchConfig, out: Path) -> None:
+def _check_resumed(config: BenchConfig, out: Path, remeasure: bool) -> None:
     """Raise RunError if trainings that are kept would stand for other ones than they were."""
     if not (out / "config.yaml").exists():
         return
     before = BenchConfig.from_dict(read_config(out))
+    measured = any((out / "trials").glob("*/rows.json"))
+    if before.measure != config.measure and measured and not remeasure:
+        raise RunError(
+            f"the rows in {out} were measured with other settings: {before.measure}. Add "
+            "--remeasure, which measures all kept networks anew"
+        )
     for name in set(before.variants) & set(config.variants):
         old, new = before.variants[name], config.variants[name]
         path = "warm_path" in (old.method, new.method) and old.taus != new.taus

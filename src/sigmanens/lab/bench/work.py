@@ -57,6 +57,11 @@ class Workshop:
         return self.trial.members
 
     @property
+    def device(self) -> torch.device:
+        """Where networks are measured: the accelerator, if there is one."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
     def options(self) -> dict[str, Any]:
         """Further arguments of the method's builder."""
         return dict(self.config.options.get(self.trial.method, {}))
@@ -127,8 +132,11 @@ class Workshop:
         """
         kept = None if self.folder is None else self.folder / "networks" / f"{name}.safetensors"
         if kept is not None and kept.exists():
-            return _load_trained(network, kept)
+            found = _load_trained(network, kept)
+            network.to(self.device)
+            return found
         done = self._train(network, index, name, diversity, cost, recipe or self.config.recipe)
+        network.to(self.device)  # from where Lightning has taken it
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             tensors = _plain(network.state_dict())
