@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     done: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     done |= {"version": 1, "members": MEMBERS, "machine": machine(options.threads)}
-    done["command"] = "python -m benchmarks " + " ".join(sys.argv[1:] if argv is None else argv)
+    words = ["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)]
+    done.setdefault("commands", []).append(shlex.join(words))
     done.setdefault("parts", {})
     for part in options.parts:
         for name in options.subjects:
@@ -120,21 +122,24 @@ def _predict(name: str, options: Any) -> list[dict[str, Any]]:
     return rows + _rows(name, "predict", batch, (*OURS, "separate"), options, precision="bf16")
 
 
-def _compiled(name: str, options: Any) -> list[dict[str, Any]]:
+def _compiled(what: str) -> Callable[[str, Any], list[dict[str, Any]]]:
     """The first subject only: a compilation takes longer than all its timings."""
-    if name != next(iter(SUBJECTS)):
-        return []
-    subject, rows = SUBJECTS[name], []
-    sizes = [("train", subject.train_batches[-1])]
-    sizes += [("predict", b) for b in (subject.predict_batches[0], subject.predict_batches[-1])]
-    for what, batch in sizes:
-        names = ("sigmanens folded", "separate")
-        eager = _rows(name, what, batch, names, options)
-        rows += _rows(name, what, batch, names, options, compiled=True)
-        slow = next(r["seconds"] for r in eager if r["contestant"] == "separate")
-        for row in rows[-len(names) :]:
-            row["ratio_to_eager"] = None if row["seconds"] is None else row["seconds"] / slow
-    return rows
+
+    def part(name: str, options: Any) -> list[dict[str, Any]]:
+        if name != next(iter(SUBJECTS)):
+            return []
+        sizes = getattr(SUBJECTS[name], f"{what}_batches")
+        names, rows = ("sigmanens folded", "separate"), []
+        for batch in [sizes[-1]] if what == "train" else [sizes[0], sizes[-2]]:
+            eager = _rows(name, what, batch, names[1:], options)[0]["seconds"]
+            found = _rows(name, what, batch, names, options, compiled=True)
+            for row in found:
+                seconds = row.get("seconds")
+                row["ratio_to_eager"] = None if seconds is None else seconds / eager
+            rows += found
+        return rows
+
+    return part
 
 
 def _memory(name: str, options: Any) -> list[dict[str, Any]]:
@@ -174,7 +179,8 @@ PARTS = {
     "dial": _dial,
     "costs": _costs,
     "memory": _memory,
-    "compiled": _compiled,
+    "compiled prediction": _compiled("predict"),
+    "compiled training": _compiled("train"),
 }
 
 if __name__ == "__main__":

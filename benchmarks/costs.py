@@ -62,8 +62,9 @@ def storage(subject: Subject, members: int) -> dict[str, Any]:
     ensemble = sn.convert(base, members)
     seconds = time.process_time() - start
     with tempfile.TemporaryDirectory() as folder:
-        written = ensemble.save_pretrained(Path(folder) / "checkpoint")
-        size = sum(f.stat().st_size for f in Path(written).iterdir())
+        target = Path(folder) / "checkpoint"
+        ensemble.save_pretrained(target)
+        size = sum(f.stat().st_size for f in target.iterdir())
     weights = sum(t.numel() * t.element_size() for t in base.state_dict().values())
     return {
         "conversion_seconds": seconds,

@@ -31,7 +31,8 @@ def _goals(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield _goal("prediction at batch 1", 0.45, subject, "B=1", *own)
         own = _fastest(rows, sizes[-1])
         yield _goal("prediction at a large batch", 1.0, subject, f"B={sizes[-1]}", *own)
-    for subject, rows in parts.get("compiled", {}).items():
+    compiled = ("compiled prediction", "compiled training")
+    for subject, rows in (item for c in compiled for item in parts.get(c, {}).items()):
         for row in rows:
             if not row["contestant"].startswith(OWN):
                 continue

@@ -12,8 +12,12 @@ __all__ = ["page", "table"]
 
 PROSE = """# Performance
 
-Measured by `{command}` and written by `python -m benchmarks.page` from
-[`{source}`](../{source}); no figure is typed.
+Written by `python -m benchmarks.page` from
+[`{source}`](../{source}); no figure is typed. Measured by
+
+```
+{commands}
+```
 
 Machine: {machine}.
 
@@ -26,9 +30,15 @@ does not enter; what other programs do to the shared cache does.
 
 {goals}
 
-What limits a training step: in a convolutional network about four fifths of a step are convolutions
-forward and backward, which {members} members need {members} times like {members} networks. What is
-shared are weights, not activations. Folding saves calls, which counts for small batches; one member
+Not measured: {missing}.
+
+Packed-Ensembles are faster by construction: each of their members is a narrower network than the
+base (here α = 2, γ = 2) and computes a fraction of what it does. The other rivals run the base's
+full width for every member, as σN-Ens does.
+
+What limits a training step, and a prediction too: most of it are convolutions or products of
+matrices, which {members} members need {members} times, like {members} networks. What is shared are
+weights, not activations. Folding saves calls, which counts for small batches; one member
 at a time stays in the cache, which counts for large ones; work that is really saved is what lies
 before the first converted norm (the dial below) and the optimizer's step on shared weights.
 
@@ -66,11 +76,18 @@ def page(done: dict[str, Any], source: str) -> str:
     )
     parts = done["parts"]
     dial = [table("dial", name, rows) for name, rows in parts.get("dial", {}).items()]
-    shown = ("train", "predict", "compiled", "costs", "memory")
+    shown = [p for p in _TABLES if p != "dial"]
     results = [table(p, n, rows) for p in shown for n, rows in parts.get(p, {}).items()]
+    names = list(dict.fromkeys(n for rows in parts.values() for n in rows))
+    wanted = {p: names[:1] if p.startswith("compiled") else names for p in _TABLES if p != "dial"}
+    left = [
+        f"{_TITLES[p]} of {n}" for p, ns in wanted.items() for n in ns if n not in parts.get(p, ())
+    ]
+    commands = "\n".join(done["commands"])
     return PROSE.format(
-        command=done["command"], source=source, machine=machine, members=done["members"],
-        goals=_goals(done["goals"]), dial="\n\n".join(dial), results="\n\n".join(results),
+        commands=commands, source=source, machine=machine, members=done["members"],
+        goals=_goals(done["goals"]), missing="; ".join(left) or "nothing",
+        dial="\n\n".join(dial), results="\n\n".join(results),
     )  # fmt: skip
 
 
@@ -142,7 +159,8 @@ def _memory(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
 _TITLES = {
     "train": "training step",
     "predict": "prediction",
-    "compiled": "compiled by torch.compile",
+    "compiled prediction": "prediction compiled by torch.compile",
+    "compiled training": "training step compiled by torch.compile",
     "dial": "what is computed once",
     "costs": "norms, penalty, conversion, checkpoint",
     "memory": "peak memory of a training step",
@@ -151,7 +169,8 @@ _TIMES = ("what", "contestant", "ms", "× separate networks")
 _TABLES: dict[str, Any] = {
     "train": (_TIMES, _timed),
     "predict": (_TIMES, _timed),
-    "compiled": (_TIMES, _timed),
+    "compiled prediction": (_TIMES, _timed),
+    "compiled training": (_TIMES, _timed),
     "dial": (("what", "computed once", "ms", "× one network"), _shared),
     "costs": (
         ("σNorm", "penalty", "conversion s", "checkpoint KiB", "base KiB", "× parameters"),

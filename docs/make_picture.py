@@ -37,7 +37,8 @@ def main(report: Path, target: Path, sections: list[str]) -> int:
         print("no chromium or google-chrome on the path")
         return 1
     kept = ", ".join(f"#{name}" for name in sections)
-    style = f"<style>header, footer, section:not({kept}) {{ display: none !important }}</style>"
+    style = f"<style>header, footer, section:not({kept}), .every {{ display: none !important }}"
+    style += "</style>"
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "page.html", Path(folder) / "shot.png"
         text = report.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sigmanens as sn
+from sigmanens import theory
 from sigmanens.dial import Dial
 from sigmanens.errors import DiversityError
 from sigmanens.ramp import Ramp
@@ -303,3 +304,33 @@ def test_a_moving_dial_is_not_compiled_by_mistake() -> None:
     with pytest.raises(Exception, match="changes from step to step"):
         compiled()
     torch._dynamo.reset()
+
+
+def test_the_length_of_a_training_is_told_anew_unless_the_user_has_said_it() -> None:
+    diversity = sn.Diversity(tau=0.5, start=0.5)
+    diversity.tell_total(4)
+    diversity.tell_total(40)
+    assert diversity.total_steps == 40
+    diversity.total_steps = 8
+    diversity.tell_total(40)
+    assert diversity.total_steps == 8
+    assert sn.Diversity(tau=0.5, start=0.5, total_steps=8).total_steps == 8
+    with pytest.raises(DiversityError, match="total_steps is 0"):
+        diversity.total_steps = 0
+
+
+def test_other_layers_count_from_the_next_call_on() -> None:
+    base = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 6), nn.BatchNorm1d(6))
+    ensemble = sn.convert(base, 2, init="normal", head="shared")
+    diversity = sn.Diversity(layers="all")
+    assert diversity.channels(ensemble) == 14
+    diversity.layers = "^3$"
+    assert diversity.channels(ensemble) == 6
+    assert pickle.loads(pickle.dumps(diversity)).layers == "^3$"
+
+
+def test_the_map_is_the_same_whatever_the_default_device_is() -> None:
+    expected = sn.diversity.reached_cosine(0.5, 3)
+    theory._reached.cache_clear()
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+        assert sn.diversity.reached_cosine(0.5, 3) == expected

@@ -554,3 +554,12 @@ def test_compiles_into_one_graph(form: str, warm: bool) -> None:
     with torch.no_grad():
         logits_of(ensemble)[0].add_(torch.randn(4, 6))
     torch.testing.assert_close(compiled(), diversity(ensemble))  # scales are no constants
+
+
+def test_the_other_form_of_a_penalty_for_a_wrapped_ensemble() -> None:
+    ensemble = sn.convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), 2)
+    wrapped = nn.Module()
+    wrapped.module = ensemble
+    diversity = sn.Diversity(tau=0.5)
+    expected = diversity.converted(ensemble, "mean").weight
+    assert diversity.converted(wrapped, "mean").weight == expected

@@ -248,3 +248,22 @@ def test_a_disagreement_is_reached_in_training(moves: str) -> None:
         optimizer.step()
         seen.append(sn.diversity.disagreement(logits))
     assert sum(seen[-150:]) / 150 == pytest.approx(0.3, abs=0.05)
+
+
+def test_batches_of_one_step_move_the_setting_once() -> None:
+    """Accumulated gradients: the scales stand still between the batches of a step."""
+    ensemble = make()
+    several = sn.Diversity(target_cosine=0.5)
+    for step in range(3):
+        for _ in range(4):
+            several.step = step
+            several(ensemble)
+    once = sn.Diversity(target_cosine=0.5)
+    for _ in range(3):
+        once(ensemble)
+    assert several.path == once.path
+    assert len(once.path) == 3
+    resumed = sn.Diversity(target_cosine=0.5)
+    resumed.load_state_dict(several.state_dict())
+    resumed(ensemble)
+    assert len(resumed.path) == 4

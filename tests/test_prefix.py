@@ -146,6 +146,42 @@ def test_a_second_call_of_a_shared_module_is_computed() -> None:
     assert rows == [5, 5, 15, 15]
 
 
+def test_a_module_that_another_calls_too_is_recorded_where_it_is_outermost() -> None:
+    class Reusing(Residual):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = nn.Sequential(nn.Linear(4, 4), self.act)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return super().forward(self.act(self.both(x) - 0.1), mask)
+
+    base = randomise(Reusing()).eval()
+    ens = apart(sn.convert(base, 3, layers="blocks.2", head_name="head"))
+    x = torch.randn(5, 4)
+    close(ens(x), torch.stack([net(x) for net in member_networks(base, ens)]), 1e-4)
+    assert ens._prefix is not None
+    assert ens._prefix.names[:3] == ["both", "act", "stem"]
+
+
+@pytest.mark.parametrize("schedule", ["folded", "backward"])
+def test_a_result_that_the_network_writes_into_is_not_shared(schedule: str) -> None:
+    class Writing(Residual):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            h = self.blocks[0]["norm"](self.stem(x))
+            h += 1
+            return self.head(self.blocks[2]["norm"](F.relu(h, inplace=True)))
+
+    base = randomise(Writing())
+    ens = apart(sn.convert(base, 2, layers="blocks.2")).train()
+    x, y = torch.randn(4, 4), torch.randint(3, (4,))
+    separate = [net.train() for net in member_networks(base, ens)]
+    torch.stack([F.cross_entropy(net(x), y) for net in separate]).mean().backward()
+    _, gradients = train_step(ens, x, y, schedule)
+    close(gradients["stem.weight"], sum(net.stem.weight.grad for net in separate), 1e-4)
+    assert ens._prefix is None
+    assert "writes into a result" in str(ens.report)
+
+
 def test_random_draws_are_not_shared_in_training() -> None:
     ens = sn.convert(randomise(Residual(dropout=0.5)), 3, layers="blocks.2").train()
     ens.freeze_statistics()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.oracles.norms import member_networks
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens.errors import ConversionError, NoNormError, UnsupportedNormError
+from sigmanens.errors import ConversionError, InputError, NoNormError, UnsupportedNormError
 from sigmanens.fused import MemberBatchNormAct, SigmaBatchNormAct, SigmaSyncBatchNorm
 from sigmanens.rules import KeepRule, is_norm, rule_for
 from sigmanens.scales import MemberNorm
@@ -273,24 +274,30 @@ def test_sync_batch_norm_in_one_process_is_a_batch_norm_per_member() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["converted", "kept"])
-def test_sync_batch_norm_does_not_train_unsynchronised(
+def test_sync_batch_norm_of_two_processes_with_equal_batches(
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ens = synchronised(kept)
-    before = ens.network[1].running_mean.clone()
+    """Twice the same rows: the same result, and a variance unbiased for twice the count."""
     x = torch.randn(4, 2)
+    one = synchronised(kept).train()
+    two, start = copy.deepcopy(one), one.network[1].running_var.clone()
+    expected = one(x)
     monkeypatch.setattr("sigmanens.fused.dist.is_initialized", lambda: True)
     monkeypatch.setattr("sigmanens.fused.dist.get_world_size", lambda group: 2)
-    ens.train()
-    with pytest.raises(
-        UnsupportedNormError, match=r"'1' was a SyncBatchNorm.*over 2 processes yet"
-    ):
-        ens(x)
-    assert torch.equal(ens.network[1].running_mean, before)
-    assert ens.eval()(x).shape == (2, 4, 2)
-    assert ens.freeze_statistics().train()(x).shape == (2, 4, 2)
-    monkeypatch.setattr("sigmanens.fused.dist.get_world_size", lambda group: 1)
-    assert ens.freeze_statistics(False)(x).shape == (2, 4, 2)
+    monkeypatch.setattr("sigmanens.synchronised.dist.all_reduce", lambda t, group: t.mul_(2))
+    two.schedule = one.schedule = "folded"
+    torch.testing.assert_close(two(x), expected, rtol=1e-5, atol=1e-5)
+    ours, theirs = two.network[1], one.network[1]
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    seen = (theirs.running_var - 0.9 * start) / 0.1 * 3 / 4  # biased, of 4 rows
+    torch.testing.assert_close(ours.running_var, 0.9 * start + 0.1 * seen * 8 / 7)
+    assert two.eval()(x).shape == (2, 4, 2)
+    assert two.freeze_statistics().train()(x).shape == (2, 4, 2)
+    two.freeze_statistics(False)
+    assert ours(torch.randn(2, 4)).shape == (2, 4)  # a row of each member here and there
+    monkeypatch.setattr("sigmanens.synchronised.dist.all_reduce", lambda t, group: t)
+    with pytest.raises(InputError, match="1 value per channel and member on all ranks"):
+        ours(torch.randn(2, 4))
 
 
 # -- networks that fold norms into weights -----------------------------------------------------

@@ -30,7 +30,7 @@ class Dial:
     Attributes:
         step: optimizer steps seen so far; only counted while :attr:`moving`.
         applied: strength in the last step, 0 … 1.
-        total_steps: optimizer steps of the whole training, or None.
+        total_steps: optimizer steps of the whole training, or None if they are not known.
         owners: wanted owners per channel, or None.
         ramp: when the penalty acts.
         feedback: the closed loop, or None.
@@ -57,9 +57,10 @@ class Dial:
         self.owners = owners
         self._members = 0  # for which ``owners`` has set τ
         self.ramp = Ramp(start, ramp)
-        self.total_steps = check_total(total_steps)
+        self.total_steps = total_steps
         self.step = 0
         self.applied = 1.0
+        self._acted: int | None = None  # the step in which the loop acted last
         self.feedback: Feedback | None = None
         for measure, value in targets.items():
             self.feedback = Feedback(measure, value, moves, self._tau, self._weight)
@@ -108,6 +109,20 @@ class Dial:
         self._weight = _weight(weight)
 
     @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole training, of which ``start`` and ``ramp`` may be shares."""
+        return self._total
+
+    @total_steps.setter
+    def total_steps(self, total_steps: int | None) -> None:
+        self._total, self._was_told = check_total(total_steps), False
+
+    def tell_total(self, total_steps: int) -> None:
+        """Set ``total_steps`` unless the user has: for what runs the training, each time anew."""
+        if self._total is None or self._was_told:
+            self._total, self._was_told = check_total(total_steps), True
+
+    @property
     def strength(self) -> float:
         """Factor on the weight by ``start`` and ``ramp``: 0 … 1."""
         return self.ramp.strength(self.step, self.total_steps)
@@ -139,10 +154,11 @@ class Dial:
             self._votes = [*self._votes[-_MOST_VOTES:], logits.detach().argmax(2)]
 
     def begin_step(self, ensemble: SigmaEnsemble, layers: Sequence[SigmaNorm]) -> None:
-        """Let the loop act, before the penalty of this step."""
+        """Let the loop act, before the penalty of this step; once in a step of several batches."""
         self._follow(ensemble)
-        if self.feedback is not None and self.strength > 0:
+        if self.feedback is not None and self.strength > 0 and self.step != self._acted:
             self.feedback.update(self.step, self._measured(layers))
+            self._acted = self.step
 
     def end_step(self, strength: float) -> None:
         """Count this step, in which the penalty had this strength."""
@@ -224,7 +240,7 @@ class Dial:
         if self.feedback is not None:
             self.feedback.load_state_dict(state["feedback"])
         self.step = int(state["step"])
-        self._trained, self._votes = None, []
+        self._trained, self._votes, self._acted = None, [], None
 
     def reset(self) -> None:
         """Back to the start, for another training."""
@@ -232,7 +248,7 @@ class Dial:
         self._trained, self._votes, self._left = None, [], WeakSet()
 
     def _restart(self) -> None:
-        self.step, self.applied = 0, 1.0
+        self.step, self.applied, self._acted = 0, 1.0, None
         if self.feedback is not None:
             self.feedback.reset()
 

@@ -23,10 +23,12 @@ from torch import Tensor
 from sigmanens.batchnorm import RunningStatistics
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
+from sigmanens.fused import MemberSyncBatchNorm, SigmaSyncBatchNorm
 
 __all__ = ["average_gradients", "average_statistics", "own_members"]
 
 BUCKET_BYTES = 25 * 2**20
+_SYNCHRONISED = (SigmaSyncBatchNorm, MemberSyncBatchNorm)
 
 
 def average_gradients(
@@ -95,7 +97,8 @@ def own_members(
         the members of this rank.
 
     Raises:
-        InputError: if J does not divide the number of ranks or M.
+        InputError: if J does not divide the number of ranks or M, or a SyncBatchNorm would mix the
+            statistics of ranks that run different members.
     """
     world = dist.get_world_size(group)
     ranks = world if member_ranks is None else member_ranks
@@ -104,6 +107,12 @@ def own_members(
         raise InputError(
             f"member_ranks is {ranks}; expected a number that divides both the {world} processes "
             f"and the {members} members, so that every member weighs the same"
+        )
+    mixing = [n for n, m in ensemble.network.named_modules() if isinstance(m, _SYNCHRONISED)]
+    if mixing and ranks > 1:
+        raise InputError(
+            f"layer '{mixing[0]}' was a SyncBatchNorm, whose statistics would mix those of ranks "
+            "with other members. Convert the base without it, or use member_ranks=1"
         )
     size = members // ranks
     first = dist.get_rank(group) % ranks * size

@@ -145,10 +145,10 @@ class Diversity(Dial):
             moves=moves,
         )
         _check_form(form)
-        self.layers = layers
         self.form = form
         # Layers by ensemble, for as long as each ensemble lives.
         self._chosen: WeakKeyDictionary[SigmaEnsemble, list[SigmaNorm]] = WeakKeyDictionary()
+        self.layers = layers
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_chosen": None}
@@ -156,6 +156,16 @@ class Diversity(Dial):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._chosen = WeakKeyDictionary()
+
+    @property
+    def layers(self) -> LayerSelector:
+        """Which converted norms are regularised."""
+        return self._selector
+
+    @layers.setter
+    def layers(self, layers: LayerSelector) -> None:
+        self._selector = layers
+        self._chosen.clear()
 
     def chosen(self, ensemble: SigmaEnsemble) -> tuple[str, list[str]]:
         """The rule used and the dotted names of the regularised norms R."""
@@ -203,7 +213,8 @@ class Diversity(Dial):
     def converted(self, ensemble: SigmaEnsemble, form: str) -> Diversity:
         """The same penalty, up to a constant, in the other form for this ensemble."""
         _check_form(form)
-        self.set_tau(as_ensemble(ensemble))
+        ensemble = as_ensemble(ensemble)
+        self.set_tau(ensemble)
         other = copy.deepcopy(self)
         other.reset()
         if form == self.form:

@@ -69,6 +69,7 @@ class Prediction:
         expected_entropy: mean entropy of the members: (B, …), nats.
         modulation: mutual information of label and member: (B, …), nats, ≥ 0.
         temperature: T in ``softmax(log p̄ / T)``; 1 leaves the average as it is.
+        members_used: members that each sample was shown to, (B,) int64; None for all.
     """
 
     log_probs: Tensor
@@ -77,6 +78,7 @@ class Prediction:
     expected_entropy: Tensor
     modulation: Tensor
     temperature: float = 1.0
+    members_used: Tensor | None = None
 
     @classmethod
     def from_logits(
@@ -150,6 +152,7 @@ class Prediction:
     @staticmethod
     def cat(parts: list[Prediction]) -> Prediction:
         """Join predictions of consecutive batches."""
+        used = [p.members_used for p in parts if p.members_used is not None]
         return Prediction(
             torch.cat([p.log_probs for p in parts]),
             torch.cat([p.member_log_probs for p in parts], 1),
@@ -157,4 +160,18 @@ class Prediction:
             torch.cat([p.expected_entropy for p in parts]),
             torch.cat([p.modulation for p in parts]),
             parts[0].temperature,
+            torch.cat(used) if used else None,
+        )
+
+    def reordered(self, index: Tensor) -> Prediction:
+        """The samples that ``index`` (B′,) names, in its order."""
+        used = self.members_used
+        return Prediction(
+            self.log_probs[index],
+            self.member_log_probs[:, index],
+            self.entropy[index],
+            self.expected_entropy[index],
+            self.modulation[index],
+            self.temperature,
+            None if used is None else used[index],
         )

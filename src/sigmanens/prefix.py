@@ -111,14 +111,24 @@ class Prefix:
         made: list[nn.Module] = []
         wanted = set(self.calls)
 
+        depth = 0
+
+        def enter(module: nn.Module, _: Any) -> None:
+            nonlocal depth
+            depth += 1
+
         def keep(module: nn.Module, _: Any, result: Any) -> None:
-            made.append(module)
-            results.append(result)
+            nonlocal depth
+            depth -= 1
+            if not depth:  # else it was called by another of them
+                made.append(module)
+                results.append(result)
 
         def stop(module: nn.Module, _: Any) -> None:
             raise _Reached
 
         handles = [m.register_forward_hook(keep) for m in wanted]
+        handles += [m.register_forward_pre_hook(enter) for m in wanted]
         handles.append(self.end.register_forward_pre_hook(stop, prepend=True))
         args, kwargs = split_tree(tree)
         try:

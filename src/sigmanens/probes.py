@@ -14,6 +14,7 @@ from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.inputs import call_arguments
 from sigmanens.prediction import log_mean_exp, logits_of
+from sigmanens.seeding import device_of, own_random_state, seed_device
 from sigmanens.selection import as_ensemble
 from sigmanens.verify import evaluating
 
@@ -90,9 +91,9 @@ def dropout_disagreement(ensemble: nn.Module, x: Any, seed: int = 0) -> float:
     if not layers:
         return 0.0
     args, kwargs = call_arguments(x)
-    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    with evaluating(ensemble), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    device = device_of(ensemble)
+    with evaluating(ensemble), own_random_state(device):
+        seed_device(device, seed)
         for layer in layers:
             layer.train()
         first, second = (logits_of(ensemble(*args, **kwargs)).argmax(2) for _ in range(2))

@@ -39,11 +39,12 @@ def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.devi
 
 
 def runs_as_called() -> bool:
-    """Whether a call may look at its numbers: not within a compiler, tracer or transform.
+    """Whether a call may look at its numbers: no compiler, tracer, transform or CUDA graph.
 
     There all members are folded, and nothing is shared between passes.
     """
-    return is_eager()
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return is_eager() and not capturing
 
 
 def in_process_group() -> bool:

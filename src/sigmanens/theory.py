@@ -135,13 +135,15 @@ def _reached(members: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean owners and mean pairwise cosine on the grid of τ, by simulation."""
     counts: list[float] = []
     cosines: list[float] = []
-    a, b = torch.triu_indices(members, members, 1)
-    # In groups of τ small enough for the state to stay in the processor's cache.
-    for taus in torch.tensor(_GRID).split(max(1, 32 // members)):
-        s = descend(taus, members, _CHANNELS)
-        unit = torch.nn.functional.normalize(s, dim=2)
-        counts += (s > 0.5).sum(1).double().mean(1).tolist()
-        cosines += (unit @ unit.transpose(1, 2))[:, a, b].double().mean(1).tolist()
+    # Whatever the default device is, and whether the first call comes under autocast.
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        a, b = torch.triu_indices(members, members, 1)
+        # In groups of τ small enough for the state to stay in the processor's cache.
+        for taus in torch.tensor(_GRID).split(max(1, 32 // members)):
+            s = descend(taus, members, _CHANNELS)
+            unit = torch.nn.functional.normalize(s, dim=2)
+            counts += (s > 0.5).sum(1).double().mean(1).tolist()
+            cosines += (unit @ unit.transpose(1, 2))[:, a, b].double().mean(1).tolist()
     return tuple(counts), tuple(cosines)
 
 

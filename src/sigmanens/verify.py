@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,13 @@ from sigmanens.prefix import Prefix, find_prefix
 from sigmanens.scales import MemberNorm
 
 if TYPE_CHECKING:
-    from sigmanens.ensemble import SigmaEnsemble
+    from sigmanens.passes import MemberPasses
 
 __all__ = ["check_preserved", "evaluating", "folding_problem", "resized", "shared_prefix"]
 
 
 def folding_problem(
-    ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
+    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
 ) -> tuple[str | None, int]:
     """Compare folded with sequential on up to 2 rows, with scales that differ visibly.
 
@@ -40,7 +41,7 @@ def folding_problem(
 
 
 def _folding_problem(
-    ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
+    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
 ) -> str | None:
     members = ensemble.num_members
     rows = min(2, *[_size(tree, path, dim) for path, dim in batched.items()])
@@ -76,6 +77,13 @@ def _difference(got: Tensor, expected: Tensor) -> str | None:
     return "" if spread > 2 * tolerance else None
 
 
+def _versions(results: Any) -> list[int]:
+    """How often each tensor was written to."""
+    found: list[int] = []
+    map_tensors(lambda t, _: found.append(t._version), results)
+    return found
+
+
 class _RowBytes:
     """Looks at the inputs of a network's norms: bytes of the largest, for one row."""
 
@@ -101,7 +109,7 @@ class _RowBytes:
 
 
 def shared_prefix(
-    ensemble: SigmaEnsemble, tree: Mapping[str, Any], batched: Mapping[str, int]
+    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
 ) -> tuple[Prefix | None, str | None]:
     """Find the shared prefix of a network and compare a prediction with and without it.
 
@@ -125,6 +133,7 @@ def shared_prefix(
                 with prefix.replaying(results, axis.active):
                     return ensemble.run(small, dict(batched), rows, False)
 
+            versions = _versions(recorded)
             expected, one_by_one = [], []
             for m in range(members):
                 with axis.only(m, m + 1):
@@ -132,6 +141,8 @@ def shared_prefix(
                     one_by_one.append(logits_of(replay(recorded)))
             wanted = logits_of(join(expected, [1] * members))
             problem = _difference(torch.cat(one_by_one), wanted)
+            if _versions(recorded) != versions:
+                problem = "the network writes into a result of these layers"
             if problem == "" and ensemble.schedule != "sequential":
                 try:
                     folded = logits_of(replay(recorded))
@@ -148,19 +159,54 @@ def shared_prefix(
     return prefix, f"computed once for all members, before '{where}': {', '.join(names)}"
 
 
-def check_preserved(ours: Tensor, theirs: Tensor, name: str) -> None:
+def check_preserved(
+    ours: Tensor, theirs: Tensor, ensemble: MemberPasses, args: Any, kwargs: Any
+) -> str:
     """Compare the members' logits (M, B, …) with the base's (B, …), which they must reproduce.
 
+    Returns:
+        "", or what to tell the user where float32 itself is too coarse to decide: the members'
+        answers then move as much when they are computed in float64.
+
     Raises:
-        ConversionError: if they do by more than 1e-3 of the largest logit (5e-2 in half precision).
+        ConversionError: if they differ by more than 1e-3 of the largest logit (5e-2 in half
+            precision), and rounding does not explain it.
     """
-    gap = float((ours - theirs).abs().amax()) / max(float(theirs.abs().amax()), 1e-30)
-    if not gap <= _tolerance(theirs):
-        raise ConversionError(
-            f"the converted {name} does not reproduce the base on the example "
-            f"(largest difference {gap:.1e} of the largest logit). A norm is applied in a way "
-            "its class does not show; leave it out with layers=…"
+    name = ensemble.report.model
+    size = max(float(theirs.abs().amax()), 1e-30)
+    gap = float((ours - theirs).abs().amax()) / size
+    if gap <= _tolerance(theirs):
+        return ""
+    rounding = _rounding(ours, ensemble, args, kwargs) / size
+    if gap <= 3 * rounding:
+        return (
+            f"on the example, rounding in float32 moves the logits of this {name} by "
+            f"{rounding:.1e} of the largest one: too much to tell whether the converted network "
+            f"reproduces the base (largest difference {gap:.1e}). Give inputs like those it was "
+            "trained on, or check convert(model.double(), …)"
         )
+    raise ConversionError(
+        f"the converted {name} does not reproduce the base on the example "
+        f"(largest difference {gap:.1e} of the largest logit). A norm is applied in a way "
+        "its class does not show; leave it out with layers=…"
+    )
+
+
+def _rounding(ours: Tensor, ensemble: MemberPasses, args: Any, kwargs: Any) -> float:
+    """Largest difference of float32 logits from those computed in float64; 0 if that fails."""
+    if ours.dtype != torch.float32:
+        return 0.0
+
+    def double(x: Tensor, _: str) -> Tensor:
+        return x.double() if x.dtype == torch.float32 else x
+
+    args, kwargs = map_tensors(double, args), map_tensors(double, kwargs)
+    try:
+        exact = copy.deepcopy(ensemble).double()
+        with evaluating(exact):
+            return float((logits_of(exact(*args, **kwargs)) - ours).abs().amax())
+    except Exception:  # no float64 on this device, or a cast to float32 in the network
+        return 0.0
 
 
 @contextmanager

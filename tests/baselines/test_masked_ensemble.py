@@ -83,3 +83,15 @@ def test_refusals() -> None:
         masksembles(nn.Sequential(nn.Linear(12, 3)), 4)
     with pytest.raises(InputError, match=r"scale is 0\.5"):
         masksembles(digits(), 4, scale=0.5)
+
+
+@pytest.mark.parametrize(("channels", "members", "scale"), [(10, 1, 6), (12, 2, 5), (16, 8, 1)])
+def test_where_the_procedure_knows_no_end_it_is_refused(
+    channels: int, members: int, scale: float
+) -> None:
+    """Too few ones to cover the channels, or a rounded-down expectation that never comes true."""
+    with pytest.raises(ConversionError, match=f"no {members} masks for {channels} input channels"):
+        draw_masks(channels, members, scale)
+    net = nn.Sequential(nn.Linear(4, channels), nn.ReLU(), nn.Linear(channels, 3))
+    with pytest.raises(ConversionError, match=r"layer '2': the procedure of Masksembles"):
+        masksembles(net, members, scale=scale)

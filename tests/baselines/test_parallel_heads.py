@@ -78,3 +78,8 @@ def test_refusals() -> None:
         heads_only(dense(), 3, head="shared")
     with pytest.raises(HeadNotFoundError):
         heads_only(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), 3)
+    blank = dense()
+    (last,) = [m for m in list(blank.modules())[-1:] if isinstance(m, nn.Linear)]
+    nn.init.zeros_(last.weight)
+    with pytest.raises(InputError, match=r"has 0 everywhere.*Use head='fresh'"):
+        heads_only(blank, 3, head="copy")

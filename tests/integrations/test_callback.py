@@ -409,3 +409,43 @@ def test_members_that_differ_less_than_dropout_warn() -> None:
 def test_thresholds_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         DiversityMonitor(**options)
+
+
+# -- what it looks at ----------------------------------------------------------------------------
+
+
+def test_inputs_are_transformed_as_the_library_module_does_it() -> None:
+    """Of a batch of bytes, say, which the network itself does not take."""
+    ens = sn.convert(dense(), 3)
+    module = EnsembleModule(ens, sn.EnsembleLoss(), lr=0.01, transform=lambda x: 0.5 * x - 1)
+    monitor = DiversityMonitor(batches(1)[0])
+    fit(module, monitor, steps=2)
+    x, y = batches(1)[0]
+    logits = ens.eval()(0.5 * x - 1)
+    (found,) = [e for e in monitor.history if "jensen_gap" in e]
+    assert found["jensen_gap"] == pytest.approx(sn.diversity.jensen_gap(logits, y))
+
+
+def test_the_scales_are_those_that_the_penalty_acts_on() -> None:
+    ens = sn.convert(dense(), 4)
+    module = Module(ens)
+    module.loss_fn = sn.EnsembleLoss()
+    module.penalty = sn.Diversity(tau=0.5, weight=1e-4, layers="^4$")
+    monitor = DiversityMonitor()
+    fit(module, monitor, steps=2)
+    assert monitor.history[-1]["cosine"] == sn.diversity.cosine(ens, "^4$")
+    assert monitor.history[-1]["owners"] == sn.diversity.owners(ens, "^4$")
+    assert sn.diversity.cosine(ens, "^4$") != sn.diversity.cosine(ens, "auto")
+
+
+def test_a_short_training_is_judged_and_an_overflow_is_none_of_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ens = sn.convert(dense(), 4)
+    diversity = sn.Diversity(tau=0.5, weight=5.0, layers="all")
+    pulls = iter([(1.0, math.inf), (1.0, math.nan), (8.0, 0.1), (8.0, 0.3)])
+    target = "sigmanens.integrations.diversity_callback.pull_norms"
+    monkeypatch.setattr(target, lambda *_: next(pulls))
+    monitor = DiversityMonitor(first_steps=20)
+    with pytest.warns(SigmaNensWarning, match="40 times as hard as the task"):
+        fit(Module(ens, lr=1e-9, diversity=diversity), monitor, steps=4)

@@ -195,7 +195,7 @@ def test_clones_pipelines_and_searches(digits: Arrays) -> None:
     pipeline = make_pipeline(StandardScaler(), small(validation_fraction=0, epochs=8))
     assert (cross_val_score(pipeline, x, y, cv=2) > 0.4).all()
     search = GridSearchCV(
-        small(validation_fraction=0, epochs=1), {"members": [1, 2]}, cv=2,
+        small(validation_fraction=0, epochs=1), {"members": np.arange(1, 3)}, cv=2,
         scoring="neg_log_loss",
     )  # fmt: skip
     assert search.fit(x, y).best_params_["members"] in (1, 2)

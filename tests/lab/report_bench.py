@@ -114,7 +114,9 @@ def row(
         "corruption": {
             kind: {str(s): corrupted(i, s) for s in range(1, 6)} for i, kind in enumerate(KINDS)
         },
-        "intervals": {"accuracy": [accuracy - 0.02, accuracy + 0.02], "nll": [nll - 0.04, nll + 0.04]},
+        "intervals": {
+            "accuracy": [accuracy - 0.02, accuracy + 0.02], "nll": [nll - 0.04, nll + 0.04]
+        },
         "validation": {"nll": nll + 0.01, "nll_calibrated": scaled + 0.005, "ece": ece,
                        "accuracy": accuracy, "n": 1000},
         "train_seconds": 600.0 * (members if method == "deep_ensemble" else 1 + members / 2),

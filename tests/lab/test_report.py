@@ -41,8 +41,9 @@ def concrete(value: Any) -> Any:
 
 def test_figures_are_valid_plotly_and_drawn_for_what_was_measured():
     drawn = figures(read_study(demo_metrics()))
-    assert [figure.key for figure in drawn] == ["frontier", "reliability", "severity", "owners"]
-    assert [len(figure.panels) for figure in drawn] == [2, 3, 3, 4]
+    keys = ["frontier", "tau", "reliability", "severity", "owners"]
+    assert [figure.key for figure in drawn] == keys
+    assert [len(figure.panels) for figure in drawn] == [2, 3, 3, 3, 4]
     for figure in drawn:
         assert figure.summary
         for panel in figure.panels:
@@ -145,6 +146,7 @@ def test_page_loads_nothing_and_holds_no_markup_from_the_metrics(metrics: dict[s
         *("ul", "li", "main", "section", "h1", "h2", "h3", "div", "table", "caption", "thead"),
         *("tbody", "tr", "th", "td", "button", "span", "small", "b", "dl", "dt", "dd", "svg"),
         *("path", "figure", "figcaption", "details", "summary", "footer", "noscript"),
+        *("select", "option", "label", "br"),
     }
     for tag, attributes in elements:
         assert "src" not in attributes
@@ -164,7 +166,8 @@ def test_page_embeds_the_plotting_script_once():
     assert len(re.findall(r"plotly\.js v\d", page)) == 1
     data = re.search(r'id="report-data">(.*?)</script>', page, re.S)
     assert data is not None
-    assert len(json.loads(data[1])["plots"]) == 12
+    # 15 of the study, and of each of 8 runs a reliability diagram and 2 curves under noise.
+    assert len(json.loads(data[1])["plots"]) == 15 + 8 * 3
 
 
 def test_texts_for_plots_carry_no_markup():
@@ -195,7 +198,7 @@ def test_page_says_what_it_stands_on():
     plots = [
         attributes for _, attributes in Elements(page).found if attributes.get("role") == "img"
     ]
-    assert len(plots) == 12
+    assert len(plots) == 15 + 8 * 3
     assert all(attributes["aria-label"] for attributes in plots)
     # Every seed on hover, and in its own row with its interval.
     assert "seed 1: " in page
@@ -214,7 +217,8 @@ def test_missing_null_and_non_finite_numbers_are_dashes():
     verdict(metrics)
     prose = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"\b(nan|inf|None)\b", prose)
-    film = re.search(r"<tr><th[^>]*>(?:<svg.*?</svg>)FiLM-Ensemble control</th>(.*?)</tr>", prose)
+    name = r"<a[^>]*>FiLM-Ensemble control</a>"
+    film = re.search(rf"<tr><th[^>]*>(?:<svg[^\n]*?</svg>){name}</th>(.*?)</tr>", prose, re.S)
     assert film is not None
     assert '<td data-v="">–</td>' in film[1]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab.report_bench import bench_metrics
 from tests.lab.report_fixture import demo_metrics, row
 
 from sigmanens.lab.report import write_report
@@ -68,13 +69,106 @@ PROBE = """
   const bar = document.querySelector("#owners-0 .bars .point path");
   found.bar = bar && getComputedStyle(bar).fill;
   found.paper = getComputedStyle(document.body).backgroundColor;
-  found.inside = [...document.querySelectorAll(".plot")].every((plot) => {
+  const shown = [...document.querySelectorAll(".plot")].filter((plot) => plot.clientWidth);
+  found.inside = shown.every((plot) => {
     const svg = plot.querySelector("svg.main-svg");
     return Math.abs(svg.getBoundingClientRect().width - plot.clientWidth) <= 1;
   });
   const buttons = [...document.querySelectorAll("main button")];
   found.unnamed = buttons.filter((b) => b.tabIndex < 0 || !b.textContent.trim()).length;
   found.hacked = window.hacked || false;
+  found.problems = JSON.parse(root.dataset.problems);
+  const out = document.createElement("pre");
+  out.id = "probe";
+  out.textContent = JSON.stringify(found);
+  document.body.append(out);
+})();
+</script>
+"""
+
+RUNS = """
+<script>
+"use strict";
+(async () => {
+  const root = document.documentElement;
+  const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+  for (let i = 0; i < 400 && !root.dataset.drawn; i += 1) await wait(50);
+  const pick = document.getElementById("pick");
+  const state = () => {
+    const runs = [...document.querySelectorAll("div.run")].filter((run) => !run.hidden);
+    const plots = [...document.querySelectorAll("div.run .plot svg.main-svg")];
+    const rings = [...document.querySelectorAll("#frontier .plot")].map(({ data }) => {
+      const point = data.find((trace) => trace.customdata && trace.meta === pick.value);
+      const ring = (trace) => trace.marker?.size === 25 && trace.x[0] === point.x[0];
+      return data.filter(ring).length;
+    });
+    return { shown: runs.map((run) => run.id), value: pick.value, rings,
+      drawn: new Set(plots.map((svg) => svg.closest(".plot").id)).size,
+      said: document.getElementById("picked").textContent };
+  };
+  const found = { scroll: root.scrollWidth, inner: innerWidth };
+  found.start = state();
+
+  // A real click: the mouse moves to a point of the frontier, presses and lets go.
+  const plot = document.getElementById("frontier-1");
+  const point = plot.data.find((trace) => trace.customdata && trace.text?.[0] === "MC dropout");
+  found.point = point.meta;
+  const area = plot.querySelector(".nsewdrag");
+  const box = area.getBoundingClientRect();
+  const { xaxis, yaxis } = plot._fullLayout;
+  const at = { bubbles: true, view: window, clientX: box.left + xaxis.d2p(point.x[0]),
+    clientY: box.top + yaxis.d2p(point.y[0]) };
+  area.dispatchEvent(new MouseEvent("mousemove", at));
+  await wait(300);
+  found.hover = [...plot.querySelectorAll(".hoverlayer text")].map((t) => t.textContent).join(" ");
+  found.cursor = area.style.cursor;
+  area.dispatchEvent(new MouseEvent("mousedown", at));
+  await wait(50);
+  (document.querySelector(".dragcover") || area).dispatchEvent(new MouseEvent("mouseup", at));
+  await wait(800);
+  found.clicked = state();
+
+  // By keyboard: the list of runs is a native select, one key down is one run on.
+  pick.focus();
+  found.focused = document.activeElement === pick;
+  pick.selectedIndex += 1;
+  pick.dispatchEvent(new Event("change", { bubbles: true }));
+  await wait(300);
+  found.keyed = state();
+
+  const link = document.querySelector("#results-table a[data-run]");
+  link.click();
+  await wait(300);
+  found.linked = state();
+  found.first = link.dataset.run;
+
+  const every = document.querySelector('button.every[data-figure="severity"]');
+  const lines = () => document.querySelectorAll("#severity-0 .scatterlayer .trace").length;
+  const buttons = () => [...document.querySelectorAll('#severity button.key')]
+    .filter((button) => button.offsetWidth).length;
+  found.legend = [[lines(), buttons(), every.textContent]];
+  for (let i = 0; i < 2; i += 1) {
+    every.click();
+    await wait(300);
+    found.legend.push([lines(), buttons(), every.textContent]);
+  }
+
+  const more = document.querySelector("#owners details.more");
+  const bars = () => more.querySelectorAll(".bars .point").length;
+  found.folded = [bars()];
+  more.open = true;
+  await wait(1500);
+  found.folded.push(bars());
+
+  const scroller = document.querySelector("#seeds .scroll");
+  scroller.scrollTop = 500;
+  await wait(50);
+  found.head = scroller.querySelector("thead th").getBoundingClientRect().top
+    - scroller.getBoundingClientRect().top;
+  found.scrolled = scroller.scrollTop;
+  found.outside = [...document.querySelectorAll(".plot, .keys, .legend, select")].filter((part) =>
+    part.getBoundingClientRect().right > innerWidth + 1).length;
+  found.resources = performance.getEntriesByType("resource").length;
   found.problems = JSON.parse(root.dataset.problems);
   const out = document.createElement("pre");
   out.id = "probe";
@@ -105,13 +199,14 @@ def browse(page: Path, width: int, *flags: str) -> str:
         "--dump-dom",
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=300, check=True)
     return done.stdout.decode("utf-8")
 
 
-def probe(page: Path, width: int, *flags: str) -> dict[str, Any]:
+def probe(page: Path, width: int, *flags: str, script: str = PROBE) -> dict[str, Any]:
     """What the probe found on ``page``."""
-    page.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{PROBE}</body>"), "utf-8")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
     document = browse(page, width, *flags)
     found = re.search(r'<pre id="probe">(.*?)</pre>', document, re.S)
     assert found is not None, re.findall(r"data-problems=.*?>", document)[:1]
@@ -146,8 +241,8 @@ def test_report_works_on_a_wide_light_screen(tmp_path: Path):
     assert found["problems"] == []
     assert found["resources"] == 0
     assert found["hacked"] is False
-    assert found["drawn"] == "12"
-    assert found["svgs"] >= 12
+    assert found["drawn"] == "18"  # 15 of the study and 3 of the run in detail
+    assert found["svgs"] >= 18
     assert found["inside"] is True
     assert found["scroll"] <= found["inner"]
     assert found["unnamed"] == 0
@@ -188,6 +283,72 @@ def test_report_works_on_a_narrow_dark_screen(tmp_path: Path):
     assert found["inside"] is True
     assert sum(colour(found["paper"])) < 150
     assert colour(found["bar"]) == colour(owners_first(metrics).look.dark)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_large_study_is_explored_by_click_key_and_link(width: int, tmp_path: Path):
+    metrics = bench_metrics()
+    study = read_study(metrics)
+    assert study.chosen is not None
+    page = write_report(metrics, tmp_path / "report.html")
+    found = probe(page, width, script=RUNS)
+    assert found["problems"] == []
+    assert found["resources"] == 0
+    assert found["scroll"] <= found["inner"]
+    assert found["outside"] == 0
+
+    by_key = {group.key: group for group in study.groups}
+    start, clicked, keyed, linked = (found[k] for k in ("start", "clicked", "keyed", "linked"))
+    for state in (start, clicked, keyed, linked):
+        assert state["shown"] == [f"run-{state['value']}"]
+        assert state["rings"] == [1, 1]
+    assert start["value"] == study.chosen.key
+    assert start["drawn"] == 9
+    assert by_key[found["point"]].method == "mc_dropout"
+    assert "MC dropout" in found["hover"]
+    assert found["cursor"] == "pointer"
+    assert clicked["value"] == found["point"]
+    assert clicked["said"] == "MC dropout is shown below the frontier"
+    assert clicked["drawn"] == 7  # those of the chosen run are gone; this one has no owners
+    assert found["focused"] is True
+    order = [group.key for group in study.groups]
+    assert keyed["value"] == order[order.index(clicked["value"]) + 1]
+    assert linked["value"] == found["first"] == order[0]
+
+    everything = len(study.groups)
+    fewer = len(study.main)
+    assert found["legend"] == [
+        [fewer, fewer, f"Show all {everything}"],
+        [everything, everything, "Show fewer"],
+        [fewer, fewer, f"Show all {everything}"],
+    ]
+    closed, opened = found["folded"]
+    assert (closed, opened > 50) == (0, True)
+    assert found["scrolled"] > 400
+    assert 0 <= found["head"] < 2  # the head of a long table stays in sight
+
+
+def test_without_scripts_the_numbers_are_there_and_no_dead_controls(tmp_path: Path):
+    page = write_report(bench_metrics(seeds=1), tmp_path / "report.html")
+    text = page.read_text(encoding="utf-8")
+    bare = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.S)
+    bare = bare.replace("<noscript>", "").replace("</noscript>", "")  # as a browser without them
+    measure = """<script>addEventListener("load", () => {
+      const all = (name) => [...document.querySelectorAll(name)];
+      const seen = (name) => all(name).filter((part) => part.offsetWidth).length;
+      const names = [".plot", ".picker", ".tools", ".legend", "div.run", "#results-table tr"];
+      const out = document.createElement("pre");
+      out.id = "probe";
+      out.textContent = JSON.stringify(Object.fromEntries(names.map((n) => [n, seen(n)])));
+      document.body.append(out);
+    });</script>"""
+    page.write_text(bare, encoding="utf-8")
+    found = probe(page, 1280, script=measure)
+    runs = len(read_study(bench_metrics(seeds=1)).groups)
+    assert found == {
+        ".plot": 0, ".picker": 0, ".tools": 0, ".legend": 0, "div.run": runs,
+        "#results-table tr": runs + 1,
+    }  # fmt: skip
 
 
 def test_the_page_itself_would_stop_and_note_a_request(tmp_path: Path):

@@ -70,7 +70,7 @@ def test_rows_of_old_runs_have_fewer_details():
     study = read_study(demo_metrics())
     (figure,) = (figure for group, figure in details(study) if group is study.chosen)
     assert [panel.title.partition(",")[0] for panel in figure.panels] == [
-        *("Reliability", "ECE under corruption", "Accuracy under corruption"),
+        *("Reliability", "ECE under gaussian noise", "Accuracy under gaussian noise"),
     ]
     assert figure.caption == (
         "Not in this run: owners per layer, distributions of OOD scores, training curves."
@@ -185,6 +185,18 @@ def test_dial_is_turned_at_equal_members_and_weight(study: Study):
     assert "<b>8 separate networks" not in levels  # another M
 
 
+def test_a_variant_at_several_tau_has_a_line_of_its_own():
+    metrics = demo_metrics()
+    path = [r | {"variant": "warm_path"} for r in metrics["rows"] if r["tau"] is not None]
+    metrics["rows"] += path
+    figure = drawn(read_study(metrics))["tau"]
+    names = [key.name for key in figure.keys]
+    assert names[-2:] == ["σN-Ens", "σN-Ens, warm path"]
+    lines = [t for t in figure.panels[0].traces if t["mode"] == "lines+markers"]
+    assert lines[0]["y"] == lines[1]["y"]
+    assert [line["line"]["dash"] for line in lines] == ["solid", "dash"]
+
+
 def test_weight_and_members_have_figures_only_where_they_vary(study: Study):
     found = drawn(study)
     (line,) = (t for t in found["weight"].panels[0].traces if t["mode"] == "lines+markers")
@@ -204,7 +216,8 @@ def test_dominated_points_are_open_on_the_frontier(study: Study):
         for group in study.groups:
             if group.key in marks:
                 is_open = marks[group.key]["marker"]["symbol"].endswith("-open")
-                assert is_open == (group in dominated or group.look.symbol.endswith("-open"))
+                marked = group in dominated and not study.was_chosen(group)
+                assert is_open == (marked or group.look.symbol.endswith("-open"))
                 assert ("(dominated)" in marks[group.key]["hovertext"][0]) <= (group in dominated)
     marked = {cells[0].text for cells in results(study).rows if cells[0].mark == "dominated"}
     assert marked == {g.label for g in dominated if not study.was_chosen(g)}

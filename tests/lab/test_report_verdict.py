@@ -175,7 +175,7 @@ def test_verdict_of_a_run_in_which_sigmanens_wins():
         found, "Choice of τ"
     )
     assert "better than FiLM-Ensemble control and σN-Ens λ=0" in line(found, "Controls")
-    assert "severity 5" in line(found, "Noise")
+    assert "severity 5" in line(found, "Corruption")
     assert "AUROC" in line(found, "OOD set “patches”")
     assert line(found, "Evidence") == (
         "Evidence: 3 seeds, 899 test samples; ± is the standard deviation over seeds."

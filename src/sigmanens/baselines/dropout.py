@@ -15,6 +15,7 @@ from sigmanens.baselines.base import Rival, base_network, check_count
 from sigmanens.errors import InputError
 from sigmanens.heads import find_heads
 from sigmanens.prediction import logits_of
+from sigmanens.seeding import device_of, own_random_state, seed_device
 
 __all__ = ["MCDropout", "mc_dropout"]
 
@@ -34,11 +35,11 @@ class MCDropout(Rival):
         """Logits (1, B, C, …) in training mode, (S, B, C, …) in evaluation mode."""
         if self.training:
             return logits_of(self.network(*args, **kwargs)).unsqueeze(0)
-        with _dropping(self.network), _own_random_state(self.network):
+        with _dropping(self.network), own_random_state(device_of(self.network)):
             return torch.stack([self._sample(s, args, kwargs) for s in range(self.num_members)])
 
     def _sample(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        torch.manual_seed(self.seed + index)
+        seed_device(device_of(self.network), self.seed + index)
         return logits_of(self.network(*args, **kwargs))
 
 
@@ -107,16 +108,3 @@ def _dropping(network: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in zip(modules, modes, strict=True):
             m.training = mode
-
-
-@contextmanager
-def _own_random_state(network: nn.Module) -> Iterator[None]:
-    """Put the random state of the CPU and of the network's device back afterwards."""
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    if device.type == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            yield
-    else:
-        index = device.index or 0
-        with torch.random.fork_rng(devices=[index], device_type=device.type):
-            yield

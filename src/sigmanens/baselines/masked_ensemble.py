@@ -32,6 +32,8 @@ from sigmanens.errors import ConversionError, InputError
 __all__ = ["Masksembles", "draw_masks", "masksembles"]
 
 _SMALLEST = 10  # channels, below which torch-uncertainty refuses
+_DRAWS = 5_000  # of masks with a wanted number of channels, after which there are taken to be none
+_HALVINGS = 60  # of the interval in which the scale lies, likewise
 
 
 class Masksembles(Rival):
@@ -69,7 +71,8 @@ def masksembles(
 
     Raises:
         MissingPackageError: without torch-uncertainty. ConversionError: if a layer has fewer than
-        10 input channels, or there is none to mask. InputError: for an argument out of its range.
+        10 input channels, or a number of them for which M and the scale give no masks, or there is
+        no layer to mask. InputError: for an argument out of its range.
     """
     check_count("members", members)
     if not 1 <= scale <= 6:
@@ -78,25 +81,27 @@ def masksembles(
     first = network.get_submodule(first_layer(network, first_name))
     library = uncertainty_layers()
 
-    def fill(layer: Any, source: Any, channels: int) -> nn.Module:
-        layer.set_masks(draw_masks(channels, members, scale).to(source.weight.dtype))
-        return layer
+    def masks_for(source: Any, channels: int) -> Tensor:
+        # Before the library's layer is made, which draws masks too, and knows no end.
+        return draw_masks(channels, members, scale).to(source.weight.dtype)
 
     def conv(name: str, source: nn.Conv2d) -> nn.Module:
         if source is first:
             return source
-        _check_channels(source.in_channels)
+        masks = masks_for(source, source.in_channels)
         layer = library.MaskedConv2d(num_estimators=members, scale=scale, **conv_sizes(source))
         layer.conv = source
-        return fill(layer, source, source.in_channels)
+        layer.set_masks(masks)
+        return layer
 
     def linear(name: str, source: nn.Linear) -> nn.Module:
         if source is first:
             return source
-        _check_channels(source.in_features)
+        masks = masks_for(source, source.in_features)
         layer = library.MaskedLinear(num_estimators=members, scale=scale, **linear_sizes(source))
         layer.linear = source
-        return fill(layer, source, source.in_features)
+        layer.set_masks(masks)
+        return layer
 
     with own_seed(seeded(generator)):
         replaced = replace_layers(network, {nn.Conv2d: conv, nn.Linear: linear})
@@ -108,40 +113,50 @@ def masksembles(
     return Masksembles(network, members)
 
 
-def _check_channels(channels: int) -> None:
-    if channels < _SMALLEST:
-        raise ConversionError(
-            f"it has {channels} input channels, where Masksembles needs {_SMALLEST} or more. Use a "
-            "wider network"
-        )
-
-
 def draw_masks(channels: int, members: int, scale: float) -> Tensor:
     """Masks (M, C) of ones and zeros by the authors' procedure, from torch's generator.
 
     Each mask has the same number of ones, every channel is in at least one mask, and ``scale`` is
     adjusted until C channels come out. torch-uncertainty draws likewise, but from a source that
-    cannot be seeded.
+    cannot be seeded, and for ever where no scale gives C channels.
+
+    Raises:
+        ConversionError: for fewer than 10 channels, or if the procedure finds no masks.
     """
+    if channels < _SMALLEST:
+        raise ConversionError(
+            f"it has {channels} input channels, where Masksembles needs {_SMALLEST} or more. Use a "
+            "wider network"
+        )
     kept = 1 - (1 - 1 / scale) ** members  # expected share of positions in any mask
     active = int(channels / (scale * kept))
     low, high = max(0.2 * scale, 1.0), 4 * scale
-    while True:
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         masks = _masks_of(active, members, middle)
+        if masks is None:
+            break
         if masks.shape[1] == channels:
             return masks
         low, high = (middle, high) if masks.shape[1] < channels else (low, middle)
+    raise ConversionError(
+        f"the procedure of Masksembles finds no {members} masks for {channels} input channels at "
+        f"scale={scale:g}. Use another scale or fewer members"
+    )
 
 
-def _masks_of(active: int, members: int, scale: float) -> Tensor:
-    """M masks with ``active`` ones over the positions that any of them uses."""
+def _masks_of(active: int, members: int, scale: float) -> Tensor | None:
+    """M masks with ``active`` ones over the positions that any of them uses.
+
+    None if the number of these never is the expected one, which is rounded down.
+    """
     positions = int(active * scale)
     expected = int(active * scale * (1 - (1 - 1 / scale) ** members))
-    while True:
+    for _ in range(_DRAWS):
         masks = torch.zeros(members, positions)
         for row in masks:
             row[torch.randperm(positions)[:active]] = 1.0
         masks = masks[:, masks.any(0)]
         if masks.shape[1] == expected:
             return masks
+    return None

@@ -73,7 +73,8 @@ def heads_only(
         a network from (B, …) to (M, B, C); parameters: the backbone's and M times the head's.
 
     Raises:
-        HeadNotFoundError: if no head is found. InputError: for an argument out of its range.
+        HeadNotFoundError: if no head is found. InputError: for an argument out of its range, or a
+        copied head with a constant (zero-initialised) weight, from which no noise can be scaled.
     """
     check_count("members", members)
     if head not in ("auto", "fresh", "copy"):
@@ -107,5 +108,12 @@ def _perturb(heads: nn.ModuleList, noise: float, seed: int) -> None:
     for p in heads.parameters():
         if p.dim() > 1:
             drawn = torch.randn(p.shape, generator=generator, dtype=torch.float32)
-            drawn *= noise * p.float().std(correction=0).cpu()
+            deviation = p.float().std(correction=0).cpu()
+            if deviation == 0:
+                raise InputError(
+                    f"a weight of the head, {tuple(p.shape)}, has {float(p.flatten()[0]):g} "
+                    "everywhere, so that noise in units of its deviation is none and the copies "
+                    "would stay equal in training. Use head='fresh'"
+                )
+            drawn *= noise * deviation
             p.add_(drawn.to(p.device, p.dtype))

@@ -18,6 +18,7 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.inputs import call_arguments
+from sigmanens.integrations.lightning import EnsembleModule
 from sigmanens.objective import EnsembleLoss
 from sigmanens.prediction import Prediction, logits_of
 from sigmanens.probes import dropout_disagreement, nlls, pull_norms
@@ -48,11 +49,13 @@ class DiversityMonitor(Callback):
     """Log how different the members are; warn when that goes wrong, each time with the numbers.
 
     On scales, at every one of the first steps and then every ``trainer.log_every_n_steps``:
-    "cosine", "owners" and "saturation" of the norms that the paper's rule regularises; "tau" and
-    "weight" as they stand, if they move. On a validation batch: "disagreement" (fraction),
-    "jensen_gap" and "modulation" (nats). The
-    :class:`SigmaEnsemble` and the penalty are found in the Lightning module by their types. Without
-    an ensemble (a rival) the module itself is called with the inputs, has to return logits
+    "cosine", "owners" and "saturation" of the norms that the penalty acts on (without one, those of
+    the paper's rule); "tau" and "weight" as they stand, if they move. On a validation batch:
+    "disagreement" (fraction), "jensen_gap" and "modulation" (nats).
+
+    The :class:`SigmaEnsemble` and the penalty (an attribute that is an :class:`EnsembleLoss` or a
+    :class:`Diversity`) are found in the Lightning module by their types. Without an ensemble (a
+    rival) the module itself is called with the inputs, has to return logits
     (M, B, C), and has no measures of scales; linear scales have no owners and no saturation, one
     member has no measure at all.
 
@@ -63,8 +66,8 @@ class DiversityMonitor(Callback):
     * *frozen partition*, in the first steps: the scales are parted and saturated, so that the
       penalty, not the task, has shared out the channels. From γ ~ N(0, 1) the cosine is 0.85 and
       about 0.0001 of the scales are saturated.
-    * *outweighed task*, over the first steps in which the penalty acts: it pulls at the scales
-      ``outweighs`` times as hard as the task.
+    * *outweighed task*, over the first steps in which the penalty acts (fewer in a shorter
+      training): it pulls at the scales ``outweighs`` times as hard as the task.
     * *flat dial*, at the start: τ lies where turning it changes little (for M ≥ 3).
     * *weak members*, at the end, if ``single_nll`` is given: members have lost more against one
       network than averaging gains.
@@ -145,7 +148,10 @@ class DiversityMonitor(Callback):
         if ensemble is None or diversity is None or diversity.applied == 0:
             return
         if all(m.scale_logit.grad is not None for m in ensemble.sigma_norms().values()):
-            self._pulls.append(pull_norms(ensemble, diversity))
+            pulls = pull_norms(ensemble, diversity)
+            if not all(map(math.isfinite, pulls)):  # an overflow of float16: the step is skipped
+                return
+            self._pulls.append(pulls)
             if len(self._pulls) == self.first_steps:
                 self._judge_pulls(diversity)
 
@@ -193,6 +199,9 @@ class DiversityMonitor(Callback):
             self._measure(trainer, pl_module, batch)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        diversity = _diversity(pl_module)
+        if diversity is not None and 0 < len(self._pulls) < self.first_steps:
+            self._judge_pulls(diversity)
         if self.single_nll is not None and self._nlls is not None:
             self._warn(diagnosis.weak_members(*self._nlls, self.single_nll))
 
@@ -200,6 +209,8 @@ class DiversityMonitor(Callback):
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         x, labels = self.unpack(batch)
+        if isinstance(pl_module, EnsembleModule) and pl_module.transform is not None:
+            x = pl_module.transform(x)
         with evaluating(pl_module):
             logits = _member_logits(pl_module, x)
         if len(logits) < 2:
@@ -255,9 +266,10 @@ def _ensemble(module: nn.Module) -> SigmaEnsemble | None:
 
 
 def _diversity(module: nn.Module) -> Diversity | None:
-    """The penalty of the loss that the module keeps, if it acts on an ensemble of its own."""
-    losses = (value for value in vars(module).values() if isinstance(value, EnsembleLoss))
-    diversity = next((loss.diversity for loss in losses), None)
+    """The penalty that the module keeps, itself or in a loss, if it acts on its ensemble."""
+    kept = [v for v in vars(module).values() if isinstance(v, (EnsembleLoss, Diversity))]
+    found = (v.diversity if isinstance(v, EnsembleLoss) else v for v in kept)
+    diversity = next((d for d in found if d is not None), None)
     ensemble = _ensemble(module)
     if diversity is None or diversity.weight == 0 or ensemble is None or ensemble.num_members < 2:
         return None
@@ -269,10 +281,12 @@ def _scale_measures(module: nn.Module) -> dict[str, float]:
     ensemble = _ensemble(module)
     if ensemble is None or ensemble.num_members < 2:
         return {}
+    diversity = _diversity(module)
+    layers = "auto" if diversity is None else diversity.layers
     found = {
-        "cosine": measures.cosine(ensemble, "auto"),
-        "owners": measures.owners(ensemble),
-        "saturation": measures.saturation(ensemble),
+        "cosine": measures.cosine(ensemble, layers),
+        "owners": measures.owners(ensemble, layers),
+        "saturation": measures.saturation(ensemble, layers),
     }
     return {name: value for name, value in found.items() if not math.isnan(value)}
 

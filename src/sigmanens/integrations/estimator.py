@@ -147,7 +147,10 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             generator = torch.Generator().manual_seed(seed)
             network = self._network(X.shape[1])
             options = {"generator": generator, **(self.convert_options or {})}
-            ensemble = convert(network, self.members, **options)
+            members = self.members
+            if isinstance(members, np.integer):  # from a search over an array
+                members = int(members)
+            ensemble = convert(network, members, **options)
             if self.device is not None:
                 ensemble.to(self.device)
             self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)

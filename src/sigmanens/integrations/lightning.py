@@ -48,8 +48,9 @@ class EnsembleModule(L.LightningModule):
 
     Attributes:
         history: one dict per epoch: epoch, loss, task, penalty, lr (base rate of the last step)
-            and, for a SigmaEnsemble, cosine, owners and saturation of the scales; what validation
-            logged in this epoch. Kept in Lightning checkpoints.
+            and, for a SigmaEnsemble, cosine, owners and saturation of the scales that the penalty
+            acts on (without one, those of the paper's rule); what validation logged in this epoch.
+            Kept in Lightning checkpoints.
 
     Raises:
         InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1), or
@@ -111,8 +112,8 @@ class EnsembleModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Tell a penalty that starts late or rises how long the training is."""
         diversity, total = self.loss_fn.diversity, self.trainer.estimated_stepping_batches
-        if diversity is not None and diversity.total_steps is None and math.isfinite(total):
-            diversity.total_steps = int(total)
+        if diversity is not None and math.isfinite(total):
+            diversity.tell_total(int(total))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step on ``(x, y)``; the loss returned is the total."""
@@ -212,9 +213,11 @@ class EnsembleModule(L.LightningModule):
         entry |= {k: v / max(self._batches, 1) for k, v in self._sums.items()}
         entry["lr"] = self._rate
         if isinstance(self.network, SigmaEnsemble) and self.network.num_members > 1:
-            entry["cosine"] = measures.cosine(self.network, "auto")
-            entry["owners"] = measures.owners(self.network)
-            entry["saturation"] = measures.saturation(self.network)
+            diversity = self.loss_fn.diversity
+            layers = "auto" if diversity is None else diversity.layers
+            entry["cosine"] = measures.cosine(self.network, layers)
+            entry["owners"] = measures.owners(self.network, layers)
+            entry["saturation"] = measures.saturation(self.network, layers)
             self.log("cosine", entry["cosine"], prog_bar=True)
         self.history.append(entry | self._validated)
         self._validated = {}

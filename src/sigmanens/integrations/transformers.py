@@ -159,8 +159,8 @@ class EnsembleTrainer(Trainer):
         diversity = self.loss_fn.diversity
         if diversity is not None:
             diversity.step = self.state.global_step
-            if diversity.total_steps is None and self.state.max_steps > 0:
-                diversity.total_steps = self.state.max_steps
+            if self.state.max_steps > 0:
+                diversity.tell_total(self.state.max_steps)
         return super().training_step(*args, **kwargs)
 
     # -- inputs and outputs ----------------------------------------------------------------------
@@ -193,7 +193,9 @@ class EnsembleTrainer(Trainer):
             if self.loss_fn.penalty_loss is not None:
                 logs["penalty"] = float(self.loss_fn.penalty_loss)
             if self.ensemble.num_members > 1:
-                logs["cosine"] = measures.cosine(self.ensemble, "auto")
+                diversity = self.loss_fn.diversity
+                layers = "auto" if diversity is None else diversity.layers
+                logs["cosine"] = measures.cosine(self.ensemble, layers)
         super().log(logs, *args, **kwargs)
 
     # -- saving ----------------------------------------------------------------------------------

@@ -14,13 +14,15 @@ from typing import Literal
 
 from sigmanens.lab.report.study import Group, Stat, dig, finite
 
-__all__ = ["METRICS", "RULE", "Comparison", "Metric", "compare", "judge"]
+__all__ = ["METRICS", "RULE", "WITHIN", "Comparison", "Metric", "compare", "judge"]
 
 RULE = (
     "A difference counts as seen when its mean over the seeds (paired) is larger than its standard "
     "deviation from seed to seed; with one seed, when the two bootstrap intervals do not overlap. "
     "Anything smaller is called “no difference seen”."
 )
+WITHIN = ", by less than they differ"
+"""Said where all seeds agree on a difference that is not seen by the rule."""
 _RESOLUTION = 5e-4
 """Differences below half a unit of the third decimal are never called better or worse."""
 
@@ -78,7 +80,9 @@ class Comparison:
             return f"{self.word} in this one seed" if alone else self.word
         if self.direction == 0:
             count, way = max((self.better, "better"), (self.worse, "worse"))
-            return f"{self.word}{f': {way} in {count} of {self.seeds} seeds' if count else ''}"
+            within = WITHIN if count == self.seeds else ""
+            said = f": {way} in {count} of {self.seeds} seeds{within}" if count else ""
+            return f"{self.word}{said}"
         other, count = ("worse", self.worse) if self.direction > 0 else ("better", self.better)
         return f"{self.word}{f', but {other} in {count} of {self.seeds} seeds' if count else ''}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
+from sigmanens.lab.report.dial import by_members, by_tau, by_weight
 from sigmanens.lab.report.frontier import frontier
 from sigmanens.lab.report.plot import (
     INK,
@@ -16,6 +17,7 @@ from sigmanens.lab.report.plot import (
     colour,
     hover,
     layout,
+    others,
 )
 from sigmanens.lab.report.reliability import reliability
 from sigmanens.lab.report.study import Group, Study
@@ -27,12 +29,16 @@ __all__ = ["FIGURES", "figures", "owners", "severity"]
 
 def owners(study: Study) -> Figure | None:
     """How many members own a channel, for every method that was measured."""
-    shown = [(group, share) for group in study.groups if (share := group.owners) is not None]
-    if not shown:
+    found = [(group, share) for group in study.groups if (share := group.owners) is not None]
+    if not found:
         return None
+    main = study.main
+    shown = sorted(found, key=lambda pair: pair[0] not in main)
+    first = sum(group in main for group, _ in found)
     ceiling = min(1.0, max(max(share.values()) for _, share in shown) * 1.18)
     means = {group.key: sum(k * part for k, part in share.items()) for group, share in shown}
-    said = [f"{naming.number(means[group.key], 2)} at {group.label}" for group, _ in shown]
+    named = shown[: first or len(shown)]
+    said = [f"{naming.number(means[group.key], 2)} at {group.label}" for group, _ in named]
     panels = []
     for group, share in shown:
         trace = {
@@ -73,6 +79,7 @@ def owners(study: Study) -> Figure | None:
         summary=f"Mean number of owners per channel: {', '.join(said)}.",
         panels=panels,
         panel_width=210,
+        first=first if 0 < first < len(shown) else None,
         table=Table(
             "Share of channels with k owners",
             ["method", "k", "share"],
@@ -98,7 +105,7 @@ def severity(study: Study) -> Figure | None:
     first, last = ranked[0], ranked[-1]
     return Figure(
         key="severity",
-        title="Under noise",
+        title="Under corruption",
         caption=(
             f"Corruption: {what}. Severity 0 is the clean {study.split} data. Means over seeds; "
             "hover for the spread."
@@ -120,8 +127,9 @@ def severity(study: Study) -> Figure | None:
             for key in keys
         ],
         legend=shown,
+        rest=others(shown, study.main),
         table=Table(
-            "Numbers under noise",
+            "Numbers under corruption",
             ["method", "severity", *(METRICS[key].name for key in keys)],
             [
                 [
@@ -167,7 +175,7 @@ def _sentence(text: str) -> str:
 
 
 FIGURES: Sequence[Callable[[Study], Figure | None]] = (
-    frontier, reliability, severity, owners, training,
+    frontier, by_tau, by_weight, by_members, reliability, severity, owners, training,
 )  # fmt: skip
 """The figures of a page in their order; each returns None where the run has nothing for it."""
 

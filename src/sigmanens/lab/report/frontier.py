@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from sigmanens.lab.report.compare import METRICS
-from sigmanens.lab.report.plot import INK, MUTED, Figure, Panel, axis, colour, hover, layout, plain
+from sigmanens.lab.report.plot import (
+    INK,
+    MUTED,
+    Figure,
+    Panel,
+    axis,
+    colour,
+    hover,
+    layout,
+    others,
+    plain,
+)
 from sigmanens.lab.report.study import Group, Study
 
 __all__ = ["frontier", "place_labels"]
 
-_CHARACTER, _LINE, _MARKER = 0.028, 0.06, 0.02
+_CHARACTER, _LINE, _MARKER = 0.03, 0.06, 0.025
 """A label's character and line and half a marker, as shares of a narrow plot's size."""
 _SPOTS = {
     "top right": (1.0, 1.0),
@@ -47,9 +58,15 @@ def frontier(study: Study) -> Figure | None:
     if len(study.seeds) > 1 and len(shown) <= _CROWD:
         notes.append("Large symbols: mean over seeds, one standard deviation each way.")
         notes.append("Small ones: single seeds.")
+    notes.append("The ring marks the run shown in detail; a click on a point selects another.")
     if len(study.sigma) > 1:
         notes.append("The dotted line joins the σN-Ens points in order of τ.")
-        notes += ["A ring marks the chosen one."] if study.chosen else []
+        notes += ["The large one with a dark edge is the chosen one."] if study.chosen else []
+        if any(study.dominated(group) for group in study.sigma):
+            notes.append(
+                "Open symbols are dominated: another σN-Ens is at least as good in both accuracy "
+                "and temperature-scaled NLL, and better in one."
+            )
     best = max(shown.values(), key=lambda g: g.stat("accuracy").mean or 0.0)
     return Figure(
         key="frontier",
@@ -61,6 +78,8 @@ def frontier(study: Study) -> Figure | None:
         ).strip(),
         panels=panels,
         legend=[group for group in study.groups if group.key in shown],
+        rest=others(list(shown.values()), study.main),
+        rest_off=False,
         panel_width=320,
     )
 
@@ -74,7 +93,8 @@ def _extreme(groups: Any, key: str) -> str:
 
 
 def _panel(study: Study, groups: list[Group], key: str) -> Panel:
-    spans = [_span(groups, key), _span(groups, "accuracy")]
+    spread = len(groups) <= _CROWD
+    spans = [_span(groups, key, spread), _span(groups, "accuracy", spread)]
     # The chosen point is labelled first, then the rest of the dial, then the references.
     ranked = sorted(groups, key=lambda g: (g is not study.chosen, g.method != "sigmanens"))
     spots = place_labels(
@@ -85,7 +105,6 @@ def _panel(study: Study, groups: list[Group], key: str) -> Panel:
         [g.short for g in ranked],
     )
     spot = {g.key: where for g, where in zip(ranked, spots, strict=True)}
-    spread = len(groups) <= _CROWD
     traces = [
         *_dial(study, key),
         *(_seeds(group, key) for group in groups if spread and len(group.rows) > 1),
@@ -103,9 +122,10 @@ def _panel(study: Study, groups: list[Group], key: str) -> Panel:
     )
 
 
-def _span(groups: list[Group], key: str) -> tuple[float, float]:
-    """The axis range that holds every seed, with room for labels."""
-    values = [value for group in groups for value in group.stat(key).by_seed.values()]
+def _span(groups: list[Group], key: str, spread: bool) -> tuple[float, float]:
+    """The axis range that holds every seed, or the means alone, with room for labels."""
+    stats = [group.stat(key) for group in groups]
+    values = [v for s in stats for v in (s.by_seed.values() if spread else [s.mean or 0.0])]
     low, high = min(values), max(values)
     room = 0.14 * (high - low) or max(abs(high) * 0.05, 1e-3)
     return low - room, high + room
@@ -161,8 +181,12 @@ def _seeds(group: Group, key: str) -> dict[str, Any]:
 def _mean(study: Study, group: Group, key: str, spot: str | None, spread: bool) -> dict[str, Any]:
     x, y = group.stat(key), group.stat("accuracy")
     chosen = study.was_chosen(group)
+    dominated = study.dominated(group)
     text = plain(group.short)
-    marker: dict[str, Any] = {"color": colour(group), "symbol": group.look.symbol, "size": 11}
+    symbol = f"{group.look.symbol}-open" if dominated and not chosen else group.look.symbol
+    marker: dict[str, Any] = {"color": colour(group), "symbol": symbol, "size": 11}
+    if dominated:
+        marker["line"] = {"color": colour(group), "width": 2}
     if chosen:
         marker |= {"size": 15, "line": {"color": INK, "width": 2.5}}
     trace: dict[str, Any] = {
@@ -172,10 +196,11 @@ def _mean(study: Study, group: Group, key: str, spot: str | None, spread: bool) 
         "y": [y.mean],
         "marker": marker,
         "meta": group.key,
+        "customdata": ["run"],  # the script rings the selected one, and selects it on a click
         "hoverinfo": "text",
         "hovertext": [
             hover(
-                group.label + (" (chosen)" if chosen else ""),
+                group.label + (" (chosen)" if chosen else " (dominated)" if dominated else ""),
                 f"accuracy {y}",
                 f"{METRICS[key].name} {x}",
                 f"{len(group.rows)} seed{'s' if len(group.rows) > 1 else ''}",

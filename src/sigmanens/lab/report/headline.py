@@ -66,12 +66,18 @@ def _deep(study: Study, ours: Group) -> str | None:
     if result is None:
         return None
     cost = study.multiple(study.deep)
-    name = f"{study.deep.label}{f' ({cost} the parameters)' if cost else ''}"
+    price = f"{cost} the parameters" if cost else ""
+    name = f"{study.deep.label}{f' ({price})' if price else ''}"
     if result.direction > 0:
         return f"It is better than {name}{_in_seeds(result)}."
     if result.direction < 0:
         return f"{name[0].upper()}{name[1:]} are better{_in_seeds(result)}."
-    return f"No difference is seen from {name}{_split(result)}."
+    notes = [note for note in (price, _split(result).strip(" ()")) if note]
+    return (
+        f"No difference is seen from {study.deep.label} ({'; '.join(notes)})."
+        if notes
+        else (f"No difference is seen from {study.deep.label}.")
+    )
 
 
 def _in_seeds(result: Comparison) -> str:

@@ -50,6 +50,14 @@ _LABELS = {
     "fixed_masks": "fixed random masks (control)",
     "sigmanens_lambda0": "σN-Ens λ=0",
 }
+_WORDS = {
+    "knn": "k nearest neighbours",
+    "mahalanobis": "Mahalanobis distance",
+    "relative_mahalanobis": "relative Mahalanobis distance",
+    "vim": "ViM",
+    "svhn": "SVHN",
+    "jpeg_compression": "JPEG compression",
+}
 _SHORT = {
     "single": "one net",
     "single_temperature": "one net + T",
@@ -84,10 +92,15 @@ _LOOKS = {
 _OTHERS = (
     Look("#7a4a2b", "#d6a47f", "cross", "dashdot"),
     Look("#a87400", "#f0b840", "hexagon", "dashdot"),
-    Look("#2f7fae", "#8fd0f5", "star", "dashdot"),
+    Look("#96281b", "#f2a08f", "star", "dashdot"),
     Look("#6b7a1f", "#c5d166", "bowtie", "dashdot"),
     Look("#8a1f4b", "#f08cb0", "star-diamond", "dashdot"),
+    Look("#59606b", "#b4bdc9", "octagon", "dashdot"),
+    Look("#2f7fae", "#8fd0f5", "hourglass", "dashdot"),
+    Look("#33737d", "#86ccd6", "triangle-left", "dashdot"),
+    Look("#74559c", "#c8b0ea", "triangle-right", "dashdot"),
 )
+"""Looks of the rivals, in turn; a method keeps its look whatever its number of members."""
 _SIGMA_LIGHT = ("#43b892", "#00594a")
 _SIGMA_DARK = ("#2a9077", "#b5f5df")
 
@@ -107,7 +120,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def words(name: str) -> str:
     """An identifier as words: ``gaussian_noise`` becomes "gaussian noise"."""
-    return name.replace("_", " ").strip() or "unnamed"
+    return _WORDS.get(name) or name.replace("_", " ").strip() or "unnamed"
 
 
 def label(method: str, members: int | None, tau: float | None) -> str:
@@ -135,7 +148,7 @@ def looks(keys: Sequence[Mapping[str, Any]]) -> list[Look]:
     """
     ramp = sorted({key["tau"] or 0.0 for key in keys if key["method"] == "sigmanens"})
     found: list[Look] = []
-    others = 0
+    others: dict[str, Look] = {}
     for key in keys:
         if key["method"] == "sigmanens":
             place = ramp.index(key["tau"] or 0.0) / (len(ramp) - 1) if len(ramp) > 1 else 0.6
@@ -145,8 +158,7 @@ def looks(keys: Sequence[Mapping[str, Any]]) -> list[Look]:
         elif key["method"] in _LOOKS:
             found.append(_LOOKS[key["method"]])
         else:
-            found.append(_OTHERS[others % len(_OTHERS)])
-            others += 1
+            found.append(others.setdefault(key["method"], _OTHERS[len(others) % len(_OTHERS)]))
     return found
 
 

@@ -12,21 +12,11 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from sigmanens.errors import RunError
-from sigmanens.lab.report import tables
-from sigmanens.lab.report.compare import RULE
-from sigmanens.lab.report.figures import figures
-from sigmanens.lab.report.markup import (
-    esc,
-    figure_html,
-    glance_html,
-    palette_css,
-    prose,
-    table_html,
-)
+from sigmanens.lab.report.markup import esc, palette_css
 from sigmanens.lab.report.plot import Figure
 from sigmanens.lab.report.reading import read_study
+from sigmanens.lab.report.sections import sections
 from sigmanens.lab.report.study import Study, finite
-from sigmanens.lab.report.verdict import criterion_words, study_verdict
 
 __all__ = ["render", "write_report"]
 
@@ -66,37 +56,13 @@ def write_report(metrics: Mapping[str, Any], path: Path) -> Path:
 def render(metrics: Mapping[str, Any]) -> str:
     """The HTML of the report. Raises ``InputError`` as :func:`write_report` does."""
     study = read_study(metrics)
-    drawn = figures(study)
-    sections = {
-        "verdict": ("Verdict", _verdict_html(study)),
-        "results": ("Results", _section("results", "Results", tables.results(study))),
-        **{
-            figure.key: (figure.title.partition(":")[0].partition(",")[0], figure_html(figure))
-            for figure in drawn
-        },
-    }
-    if (out := tables.ood(study)) is not None:
-        note = "0.5 is chance, 1 is perfect, and the tint grows between; OOD is the positive class."
-        sections["ood"] = ("OOD", _section("ood", "Out of distribution", out, note))
-    if (pairs := tables.paired(study)) is not None:
-        note = (
-            "Below 0 the chosen σN-Ens is better. The interval says which examples happened to be "
-            "drawn, not how trainings vary: for that, see the spread over seeds."
-        )
-        sections["paired"] = ("Paired", _section("paired", "On the same examples", pairs, note))
-    if (failed := tables.failures(study)) is not None:
-        sections["failures"] = ("Failed", _section("failures", "Failed trainings", failed))
-    if (candidates := tables.choice(study)) is not None:
-        note = f"Criterion: {criterion_words(study.criterion or 'none stated')}."
-        sections["choice"] = ("Choice of τ", _section("choice", "Choice of τ", candidates, note))
-    note = "In brackets: 95 % bootstrap interval over the samples." if _intervals(study) else ""
-    sections["seeds"] = ("Every seed", _section("seeds", "Every seed", tables.seeds(study), note))
-    links = "".join(f'<li><a href="#{key}">{esc(n)}</a></li>' for key, (n, _) in sections.items())
+    parts, drawn = sections(study)
+    links = "".join(f'<li><a href="#{key}">{esc(n)}</a></li>' for key, (n, _) in parts.items())
     title = f"sigmanens report: {_name(metrics)}"
     body = (
         f'<a class="skip" href="#verdict">Skip to the verdict</a><header><p>{esc(title)}</p>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
-        f"<main>{''.join(html for _, html in sections.values())}</main>{_footer(study)}"
+        f"<main>{''.join(html for _, html in parts.values())}</main>{_footer(study)}"
     )
     return _DOCUMENT.format(
         policy=_POLICY,
@@ -117,7 +83,7 @@ def _asset(name: str) -> str:
 def _json(value: Any) -> str:
     """JSON that may stand inside a script element: no character in it can end the element."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
+    for character in "<\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
@@ -133,31 +99,6 @@ def _plots(drawn: list[Figure]) -> dict[str, Any]:
 
 def _name(metrics: Mapping[str, Any]) -> str:
     return str(metrics.get("preset") or "run")
-
-
-def _verdict_html(study: Study) -> str:
-    found = study_verdict(study)
-    glance = glance_html(study)
-    lines = []
-    for line in found.lines:
-        topic, _, rest = line.partition(": ")
-        if glance and topic.startswith("Against "):
-            continue  # The glance holds the same comparisons.
-        rest = rest[:1].upper() + rest[1:] if rest[:1].isascii() else rest
-        lines.append(f"<div><dt>{esc(topic)}</dt><dd>{prose(rest)}</dd></div>")
-    rule = f'<p class="rule">{esc(RULE)}</p>' if glance else ""
-    return (
-        f'<section id="verdict"><h1>{prose(found.headline)}</h1>{glance}'
-        f'<dl class="lines">{"".join(lines)}</dl>{rule}</section>'
-    )
-
-
-def _section(key: str, title: str, table: tables.Table, note: str = "") -> str:
-    words = f'<p class="said">{esc(note)}</p>' if note else ""
-    return (
-        f'<section id="{key}"><h2>{esc(title)}</h2>{words}{table_html(table, f"{key}-table")}'
-        "</section>"
-    )
 
 
 def _footer(study: Study) -> str:
@@ -185,10 +126,6 @@ def _footer(study: Study) -> str:
     )
 
 
-def _intervals(study: Study) -> bool:
-    return any(row.get("intervals") for group in study.groups for row in group.rows.values())
-
-
 def _facts(values: Mapping[str, Any]) -> str:
     """A flat or nested mapping as one line: "train 300, ood patches 899"."""
     parts = []
@@ -213,6 +150,8 @@ _DOCUMENT = """<!DOCTYPE html>
 <style>
 {style}
 </style>
+<noscript><style>.plot, .picker, .legend, .keys, .tools, .sort::after {{ display: none; }}
+.run[hidden] {{ display: block; }}</style></noscript>
 <script>
 {guard}
 </script>

@@ -7,36 +7,68 @@ Traces and layouts are plain dictionaries in plotly's schema. Colours are CSS va
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sigmanens.lab.report.study import Group
 from sigmanens.lab.report.tables import Table
 
-__all__ = ["INK", "MUTED", "Figure", "Panel", "axis", "colour", "hover", "layout", "plain"]
+__all__ = [
+    "INK",
+    "MUTED",
+    "Figure",
+    "Key",
+    "Panel",
+    "axis",
+    "colour",
+    "hover",
+    "layout",
+    "others",
+    "plain",
+    "series",
+]
 
 INK = "var(--ink)"
 MUTED = "var(--muted)"
 GRID = "var(--grid)"
+_SERIES = 6
+"""Number of the colours --s1 … that lines without a method of their own take in turn."""
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a panel's own legend: a name and the look of its line."""
+
+    name: str
+    colour: str
+    dash: str = "solid"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: a title above it, its plotly traces and layout, its height in pixels."""
+    """One plot: a title above it, its plotly traces and layout, its height in pixels.
+
+    ``group`` is the method it is about; ``keys`` its own legend, where its lines are no methods.
+    """
 
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 340
     group: Group | None = None
+    keys: Sequence[Key] = ()
 
 
 @dataclass(frozen=True)
 class Figure:
     """A titled row of panels; ``summary`` says in words what they show.
 
-    ``legend`` lists the groups that can be switched off; ``panel_width`` is the least width of a
-    panel in pixels before the row wraps; ``table`` holds the plotted numbers.
+    ``legend`` lists the groups that can be switched off; those with a key in ``rest`` are folded
+    away at first, and off with ``rest_off``. ``panel_width`` is the least width of a panel in
+    pixels before the row wraps; ``table`` holds the plotted numbers; ``keys`` is a legend that all
+    panels share. Panels from ``first`` on are folded away at first.
     """
 
     key: str
@@ -47,11 +79,27 @@ class Figure:
     legend: list[Group] = field(default_factory=list)
     panel_width: int = 300
     table: Table | None = None
+    rest: frozenset[str] = frozenset()
+    rest_off: bool = True
+    first: int | None = None
+    keys: Sequence[Key] = ()
 
 
 def colour(group: Group) -> str:
     """The CSS colour of a group."""
     return f"var(--{group.key})"
+
+
+def series(i: int) -> tuple[str, str]:
+    """Colour and dash of the ``i``-th of several lines that are no methods, all different."""
+    return f"var(--s{i % _SERIES + 1})", _DASHES[i // _SERIES % len(_DASHES)]
+
+
+def others(shown: Sequence[Group], main: Sequence[Group]) -> frozenset[str]:
+    """Keys of the shown groups that are not among the main ones; none where no main one is."""
+    wanted = {group.key for group in main}
+    keys = frozenset(group.key for group in shown)
+    return keys - wanted if keys & wanted else frozenset()
 
 
 def plain(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,7 @@ from sigmanens.lab.report.plot import MUTED, Figure, Panel, axis, colour, hover,
 from sigmanens.lab.report.study import Group, Study, dig, finite
 from sigmanens.lab.report.tables import Cell, Table
 
-__all__ = ["Bin", "bins", "reliability"]
+__all__ = ["Bin", "bins", "reliability", "reliability_panel"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def reliability(study: Study) -> Figure | None:
         return None
     binned = [(group, bins(group)) for group in shown]
     top = max(b.count for _, all_bins in binned for b in all_bins)
+    every = [(group, found) for group in study.groups if (found := bins(group))]
     said = []
     for group, all_bins in binned:
         full = [b for b in all_bins if b.confidence is not None and b.accuracy is not None]
@@ -89,28 +90,37 @@ def reliability(study: Study) -> Figure | None:
             "scale. Bins are pooled over seeds."
         ),
         summary=f"Mean confidence minus accuracy: {', '.join(said)}.",
-        panels=[_reliability_panel(group, all_bins, top) for group, all_bins in binned],
+        panels=[_panel(group, all_bins, top) for group, all_bins in binned],
         panel_width=270,
         table=Table(
             "Reliability bins",
             ["method", "from", "to", "samples", "confidence", "accuracy"],
             [
                 [
-                    Cell.of(group.label),
+                    Cell.of(group.label, group=group),
                     Cell.of(b.low),
                     Cell.of(b.high),
                     Cell.of(b.count, 1),
                     Cell.of(b.confidence),
                     Cell.of(b.accuracy),
                 ]
-                for group, all_bins in binned
+                for group, all_bins in every
                 for b in all_bins
             ],
         ),
     )
 
 
-def _reliability_panel(group: Group, all_bins: list[Bin], top: float) -> Panel:
+def reliability_panel(group: Group) -> Panel | None:
+    """The diagram of one group alone; None where it has no bins."""
+    found = bins(group)
+    if not any(b.count > 0 and b.accuracy is not None for b in found):
+        return None
+    panel = _panel(group, found, max(b.count for b in found))
+    return replace(panel, title=f"Reliability, {panel.title}", group=None)
+
+
+def _panel(group: Group, all_bins: list[Bin], top: float) -> Panel:
     full = [b for b in all_bins if b.count > 0 and None not in (b.accuracy, b.confidence)]
     ink = colour(group)
     texts = [

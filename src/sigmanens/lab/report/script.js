@@ -18,33 +18,109 @@
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolve(item, css)]));
   };
 
+  let selected = null;
+
+  // The point of the selected run on a frontier, ringed.
+  const ring = (traces, css) => {
+    const point = traces.find((trace) => trace.customdata && trace.meta === selected);
+    if (!point || point.visible === false) return [];
+    const line = { width: 2.5, color: css.getPropertyValue("--focus").trim() };
+    const marker = { symbol: "circle-open", size: 25, color: line.color, line };
+    return [{ type: "scatter", mode: "markers", x: point.x, y: point.y, marker,
+      hoverinfo: "skip", cliponaxis: false }];
+  };
+
+  // Draws a plot that is on show; one inside something closed waits until it is opened.
   const draw = (id) => {
     const css = getComputedStyle(root);
     const place = document.getElementById(id);
+    if (!place.clientWidth || place.checkVisibility?.() === false) return null;
     const off = hidden[id.slice(0, id.lastIndexOf("-"))] || new Set();
     const traces = resolve(plots[id].traces, css);
     for (const trace of traces) trace.visible = !off.has(trace.meta);
+    traces.push(...ring(traces, css));
     const layout = resolve(plots[id].layout, css);
     layout.width = place.clientWidth;
     layout.height = place.clientHeight;
     return Plotly.react(place, traces, layout, config);
   };
-  const drawAll = () => Promise.all(Object.keys(plots).map(draw));
+  const ids = Object.keys(plots);
+  const drawAll = () => Promise.all(ids.map(draw));
+  const drawFigure = (figure) => ids.filter((id) => id.startsWith(`${figure}-`)).forEach(draw);
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
-      if (target.clientWidth && target.clientWidth !== target.layout.width) draw(target.id);
+      if (target.clientWidth && target.clientWidth !== target.layout?.width) draw(target.id);
     }
   });
 
+  for (const part of document.querySelectorAll("details.more")) {
+    const inside = [...part.querySelectorAll(".plot")].map((plot) => plot.id);
+    part.addEventListener("toggle", () => inside.forEach(draw));
+  }
+
+  // Legends: each button shows or hides a method in all panels of its figure.
+  const switchTo = (button, show) => {
+    const { figure, group } = button.dataset;
+    const off = (hidden[figure] = hidden[figure] || new Set());
+    if (show) off.delete(group);
+    else off.add(group);
+    button.setAttribute("aria-pressed", String(show));
+  };
   for (const button of document.querySelectorAll("button.key")) {
+    const pressed = () => button.getAttribute("aria-pressed") === "true";
+    switchTo(button, pressed());
     button.addEventListener("click", () => {
-      const { figure, group } = button.dataset;
-      const off = (hidden[figure] = hidden[figure] || new Set());
-      const show = off.delete(group);
-      if (!show) off.add(group);
-      button.setAttribute("aria-pressed", String(show));
-      Object.keys(plots).filter((id) => id.startsWith(`${figure}-`)).forEach(draw);
+      switchTo(button, !pressed());
+      drawFigure(button.dataset.figure);
     });
+  }
+  for (const button of document.querySelectorAll("button.every")) {
+    const { figure, off, less } = button.dataset;
+    const more = button.textContent;
+    const legend = button.closest("ul");
+    button.addEventListener("click", () => {
+      const open = legend.classList.toggle("open");
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? less : more;
+      if (off !== "1") return;
+      for (const key of legend.querySelectorAll(".rest button")) switchTo(key, open);
+      drawFigure(figure);
+    });
+  }
+
+  // One run in detail: selected in the list, on the frontier or by its name in the results ----
+
+  const picker = document.getElementById("pick");
+  const select = (group) => {
+    selected = group;
+    picker.value = group;
+    for (const part of document.querySelectorAll("div.run")) {
+      const show = part.id === `run-${group}`;
+      if (!show && !part.hidden) part.querySelectorAll(".plot").forEach((p) => Plotly.purge(p));
+      part.hidden = !show;
+    }
+    drawFigure(`run-${group}`);
+    drawFigure("frontier");
+  };
+  const say = (group) => {
+    select(group);
+    const name = picker.selectedOptions[0].textContent;
+    document.getElementById("picked").textContent = `${name} is shown below the frontier`;
+  };
+  const listen = (place) => {
+    place.on("plotly_click", ({ points }) => say(points[0].data.meta));
+    const cursor = (name) => () => {
+      for (const layer of place.querySelectorAll(".nsewdrag")) layer.style.cursor = name;
+    };
+    place.on("plotly_hover", cursor("pointer"));
+    place.on("plotly_unhover", cursor(""));
+  };
+  if (picker) {
+    selected = picker.value;
+    picker.addEventListener("change", () => say(picker.value));
+    for (const link of document.querySelectorAll("a[data-run]")) {
+      link.addEventListener("click", () => say(link.dataset.run));
+    }
   }
 
   // Tables ------------------------------------------------------------------------------------
@@ -142,8 +218,9 @@
     drawAll();
   });
 
-  drawAll().then(() => {
-    for (const id of Object.keys(plots)) resized.observe(document.getElementById(id));
-    root.dataset.drawn = String(Object.keys(plots).length);
+  drawAll().then((drawn) => {
+    for (const id of ids) resized.observe(document.getElementById(id));
+    if (picker) document.querySelectorAll("#frontier .plot").forEach(listen);
+    root.dataset.drawn = String(drawn.filter(Boolean).length);
   });
 })();

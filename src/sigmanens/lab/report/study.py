@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from statistics import fmean, stdev
 from typing import Any
@@ -21,6 +22,9 @@ Seed = int | str
 Row = Mapping[str, Any]
 
 _USUAL_SCORES = ("max_softmax", "predictive_entropy")
+_CONTROLS = ("film", "heads_only", "fixed_masks", "sigmanens_lambda0")
+_MANY = 9
+"""Number of methods above which figures of a line or panel each show the main ones first."""
 
 
 def finite(value: Any) -> float | None:
@@ -46,11 +50,11 @@ class Stat:
 
     by_seed: Mapping[Seed, float]
 
-    @property
+    @cached_property
     def mean(self) -> float | None:
         return fmean(self.by_seed.values()) if self.by_seed else None
 
-    @property
+    @cached_property
     def sd(self) -> float | None:
         return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
@@ -144,14 +148,35 @@ class Study:
     split: str
     left_out: int = field(default=0)
 
-    @property
+    @cached_property
     def seeds(self) -> list[Seed]:
         found: dict[Seed, None] = {}
         for group in self.groups:
             found.update(dict.fromkeys(group.rows))
         return list(found)
 
-    @property
+    @cached_property
+    def main(self) -> list[Group]:
+        """What a crowded figure shows first: one network, separate ones, ours and the controls.
+
+        Controls with the chosen number of members only; all groups where there are few.
+        """
+        if len(self.groups) <= _MANY:
+            return list(self.groups)
+        members = self.chosen.members if self.chosen else None
+        kept = [
+            group
+            for group in self.groups
+            if group in (self.single, self.deep, self.chosen)
+            or (
+                group.method in _CONTROLS
+                and not group.variant
+                and (members is None or group.members == members)
+            )
+        ]
+        return kept if len(kept) > 1 else list(self.groups)
+
+    @cached_property
     def sigma(self) -> list[Group]:
         """The σN-Ens groups, by τ; variants of the training are not among them."""
         return [g for g in self.groups if g.method == "sigmanens" and not g.variant]
@@ -192,7 +217,7 @@ class Study:
         ours, theirs = group.stat("params").mean, one.stat("params").mean if one else None
         return f"{ours / theirs:.2f} ×" if ours and theirs else ""
 
-    @property
+    @cached_property
     def kinds(self) -> list[str]:
         """The kinds of corruption that were measured."""
         found: dict[str, None] = {}
@@ -200,7 +225,7 @@ class Study:
             found.update(dict.fromkeys(group.nested_keys("corruption")))
         return list(found)
 
-    @property
+    @cached_property
     def severities(self) -> list[str]:
         """The severities of corruption that were measured, mildest first."""
         found = {
@@ -212,7 +237,7 @@ class Study:
         }
         return sorted(found, key=int)
 
-    @property
+    @cached_property
     def ood(self) -> dict[str, list[str]]:
         """The OOD sets that were measured, and the scores of each."""
         found: dict[str, dict[str, None]] = {}

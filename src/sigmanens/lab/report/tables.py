@@ -17,7 +17,7 @@ class Cell:
     """One cell: its text, the value it sorts by and copies as, its spread, a hover text.
 
     ``group`` puts the symbol of a method before the text; ``heat`` in [0, 1] tints the cell;
-    ``mark`` is a short badge after the text.
+    ``mark`` is a short badge after the text; ``run`` makes a link to the details of that run.
     """
 
     text: str
@@ -27,6 +27,7 @@ class Cell:
     group: Group | None = None
     heat: float | None = None
     mark: str = ""
+    run: str = ""
 
     @classmethod
     def of(cls, value: Stat | float | str | None, digits: int = 3, **more: Any) -> Cell:
@@ -78,8 +79,11 @@ _DETAILS = ("pairwise KL", "modulation", "member NLL", "Brier", "ECE debiased")
 """Columns of the table by seed that the main table leaves out."""
 
 
-def results(study: Study) -> Table:
-    """One line per method: means over seeds, parameters beside one network."""
+def results(study: Study, linked: bool = False) -> Table:
+    """One line per method: means over seeds, parameters beside one network.
+
+    ``linked``: the names lead to the details of their runs.
+    """
     columns = [
         column
         for column in _COLUMNS
@@ -94,9 +98,10 @@ def results(study: Study) -> Table:
             Cell(_count(params), params),
             Cell(f"{multiple} ×" if multiple else "–", float(multiple) if multiple else None),
         ]
+        run = group.key if linked else ""
         rows.append(
             [
-                Cell.of(group.label, group=group, mark=_mark(study, group)),
+                Cell.of(group.label, group=group, mark=_mark(study, group), run=run),
                 *(cost if priced else ()),
                 *(Cell.of(group.stat(*path), digits) for _, path, digits, _ in columns),
                 Cell(str(len(group.rows)), float(len(group.rows))),

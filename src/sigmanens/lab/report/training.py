@@ -6,40 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.plot import Figure, Panel, axis, colour, hover, layout
+from sigmanens.lab.report.plot import Figure, Panel, axis, colour, hover, layout, others
 from sigmanens.lab.report.study import Group, Study, dig, finite
 from sigmanens.lab.report.tables import Cell, Table
 
-__all__ = ["training"]
+__all__ = ["curve_panels", "training"]
 
 _CURVES = (
     ("task", "task loss", "nats"),
-    ("cosine", "cosine of the members' scales", ""),
-    ("saturation", "share of saturated scales", ""),
+    ("jensen_gap", "Jensen gap", "nats"),
+    ("val_jensen_gap", "Jensen gap on validation data", "nats"),
+    ("cosine", "cosine of the members' scales", "cosine"),
+    ("saturation", "share of saturated scales", "share"),
 )
+"""Key in the history, name, and what the axis says."""
+_OF_A_RUN = ("task", "jensen_gap", "val_jensen_gap", "cosine")
+_ENDS = ("first", "last")
+Epochs = Sequence[Mapping[str, Any]]
 
 
 def training(study: Study) -> Figure | None:
     """Curves over the epochs of one seed; None where no history was kept."""
     curves = _histories(study)
-    if not curves:
-        return None
-    panels = []
-    for key, name, unit in _CURVES:
-        lines = [_line(group, epochs, key, name) for group, epochs in curves]
-        shown = [line for line in lines if len(line["x"]) > 1]
-        if shown:
-            title = f"{name} ({unit})" if unit else name
-            panels.append(
-                Panel(
-                    title=title[:1].upper() + title[1:],
-                    traces=shown,
-                    layout=layout(axis("epoch"), axis(name)),
-                    height=300,
-                )
-            )
+    panels = [panel for curve in _CURVES if (panel := _panel(curves, curve, curve[1])) is not None]
     if not panels:
         return None
+    measured = [c for c in _CURVES if any(_known(epochs, c[0]) for _, epochs in curves)]
+    rest = others([group for group, _ in curves], study.main)
     return Figure(
         key="training",
         title="While training",
@@ -47,21 +40,18 @@ def training(study: Study) -> Figure | None:
             "One seed. A cosine that falls in the first epochs says that the members divided the "
             "channels before the backbone had learned; a cosine near 1 that they are one model."
         ),
-        summary=_said(curves),
+        summary=_said([curve for curve in curves if curve[0].key not in rest]),
         panels=panels,
         legend=[group for group, _ in curves],
+        rest=rest,
         table=Table(
             "First and last epoch",
-            ["method", "epochs", *(f"{name}, {end}" for _, name, _ in _CURVES for end in _ENDS)],
+            ["method", "epochs", *(f"{name}, {end}" for _, name, _ in measured for end in _ENDS)],
             [
                 [
                     Cell.of(group.label, group=group),
                     Cell.of(len(epochs), 0),
-                    *(
-                        Cell.of(finite(epochs[i].get(key)))
-                        for key, _, _ in _CURVES
-                        for i in (0, -1)
-                    ),
+                    *(Cell.of(_number(epochs[i], key)) for key, *_ in measured for i in (0, -1)),
                 ]
                 for group, epochs in curves
             ],
@@ -69,8 +59,27 @@ def training(study: Study) -> Figure | None:
     )
 
 
-_ENDS = ("first", "last")
-Epochs = Sequence[Mapping[str, Any]]
+def curve_panels(study: Study, group: Group) -> list[Panel]:
+    """The curves of one method and setting, each in a panel of its own."""
+    mine = [(other, epochs) for other, epochs in _histories(study) if other is group]
+    drawn = (
+        _panel(mine, curve, f"Training: {curve[1]}", 240)
+        for curve in _CURVES
+        if curve[0] in _OF_A_RUN
+    )
+    return [panel for panel in drawn if panel is not None]
+
+
+def _panel(
+    curves: list[tuple[Group, Epochs]], curve: tuple[str, str, str], title: str, height: int = 300
+) -> Panel | None:
+    key, name, unit = curve
+    lines = [_line(group, epochs, key, name) for group, epochs in curves]
+    shown = [line for line in lines if len(line["x"]) > 1]
+    if not shown:
+        return None
+    title = f"{title[:1].upper()}{title[1:]}"
+    return Panel(title, shown, layout(axis("epoch"), axis(unit, nticks=5)), height)
 
 
 def _histories(study: Study) -> list[tuple[Group, Epochs]]:
@@ -93,15 +102,24 @@ def _histories(study: Study) -> list[tuple[Group, Epochs]]:
                 dig(entry, "variant") or "",
             )
             mine = (group.method, group.members, group.tau, group.weight, group.variant)
-            if setting == mine and dig(entry, "epochs"):
-                curves.append((group, entry["epochs"]))
+            epochs = dig(entry, "epochs")
+            if setting == mine and isinstance(epochs, Sequence) and epochs:
+                curves.append((group, epochs))
                 break
     return curves
 
 
+def _number(epoch: Any, key: str) -> float | None:
+    return finite(dig(epoch, key))
+
+
+def _known(epochs: Epochs, key: str) -> bool:
+    return any(_number(epoch, key) is not None for epoch in epochs)
+
+
 def _line(group: Group, epochs: Epochs, key: str, name: str) -> dict[str, Any]:
-    points = [(e.get("epoch"), finite(e.get(key))) for e in epochs]
-    known = [(x, y) for x, y in points if y is not None]
+    points = [(_number(epoch, "epoch"), _number(epoch, key)) for epoch in epochs]
+    known = [(x, y) for x, y in points if x is not None and y is not None]
     return {
         "type": "scatter",
         "mode": "lines",
@@ -119,7 +137,7 @@ def _line(group: Group, epochs: Epochs, key: str, name: str) -> dict[str, Any]:
 def _said(curves: list[tuple[Group, Epochs]]) -> str:
     parts = []
     for group, epochs in curves:
-        first, last = (finite(epochs[i].get("cosine")) for i in (0, -1))
+        first, last = (_number(epochs[i], "cosine") for i in (0, -1))
         if first is not None and last is not None:
             parts.append(f"{naming.number(first, 2)} to {naming.number(last, 2)} at {group.label}")
     if not parts:

@@ -147,13 +147,16 @@ def _controls(study: Study, ours: Group) -> str:
         if group.method in ("single", "single_temperature", "sigmanens") or group is study.deep:
             continue
         if (result := compare(ours, group, key)) is not None:
-            outcomes[result.direction].append(group.label)
+            outcomes[result.direction].append(group.label.replace(", ", " "))
     heads = {1: "better than", 0: "not seen to differ from", -1: "worse than"}
     parts = [f"{heads[d]} {_join(names)}" for d, names in outcomes.items() if names]
     if not parts:
         return ""
     text = f"Controls and rivals: by {METRICS[key].name}, {ours.label} is {'; '.join(parts)}."
-    if any(g.method == "sigmanens_lambda0" and g.label in outcomes[0] for g in study.groups):
+    plain = [g.label for g in study.groups if g.method == "sigmanens_lambda0"]
+    if any(label in outcomes[-1] for label in plain):
+        text += " So in this run the diversity penalty itself does harm by this measure."
+    elif any(label in outcomes[0] for label in plain):
         text += " So this run does not show that the diversity penalty itself helps."
     return text
 
@@ -181,7 +184,7 @@ def _noise(study: Study, ours: Group) -> str:
     for key in ("ece", "accuracy"):
         text = _beside(study, ours, partial(_corrupted, hardest, key), METRICS[key])
         parts += [text] if text else []
-    return f"Noise: under {name} at severity {hardest}, {'; '.join(parts)}." if parts else ""
+    return f"Corruption: under {name} at severity {hardest}, {'; '.join(parts)}." if parts else ""
 
 
 def _ood(study: Study, ours: Group, name: str) -> str:
@@ -209,12 +212,9 @@ def _ood_score(study: Study, ours: Group) -> str:
         f"OOD scores: for {ours.label} the highest mean AUROC over the sets is that of "
         f"{naming.words(best)}, {naming.number(found[best])}"
     )
-    if best == usual or usual not in found:
-        return f"{text}. Other data may favour another score."
-    return (
-        f"{text}, against {naming.number(found[usual])} of {naming.words(usual)}. Other data may "
-        "favour another score."
-    )
+    if best != usual and usual in found:
+        text += f", against {naming.number(found[usual])} of {naming.words(usual)}"
+    return f"{text}. It is the best of {len(found)} on these very sets; others may favour another."
 
 
 def _equivalent(study: Study, ours: Group) -> str:
@@ -226,11 +226,16 @@ def _equivalent(study: Study, ours: Group) -> str:
         return ""
     curve = {int(k): [float(c[k]) for c in known if finite(c.get(k)) is not None] for k in known[0]}
     found = deep_ensemble_equivalent(list(mine.by_seed.values()), curve)
-    relation = {"<": "fewer than ", ">": "more than "}.get(found.relation, "")
-    return (
-        f"Deep-ensemble equivalent: {ours.label} has the temperature-scaled NLL of "
-        f"{relation}{found.value:.1f} separate networks."
-    )
+    text = f"Deep-ensemble equivalent: by temperature-scaled NLL, {ours.label} "
+    if found.relation == "<":
+        one = "one network" if found.smallest == 1 else f"{found.smallest} separate networks"
+        return f"{text}is worse than {one}."
+    if found.relation == ">":
+        return f"{text}is better than all {found.largest} separate networks that were measured."
+    spread = ""
+    if found.low is not None and found.high is not None and found.low < found.high:
+        spread = f" ({found.low:.1f} to {found.high:.1f} by the spread over seeds)"
+    return f"{text}is worth {found.value:.1f} separate networks{spread}."
 
 
 def _corrupted(severity: str, key: str, group: Group) -> Stat:
@@ -256,7 +261,9 @@ def _beside(study: Study, ours: Group, read: Callable[[Group], Stat], metric: Me
 
 def _evidence(study: Study) -> str:
     seeds = len(study.seeds)
-    text = f"Evidence: {seeds} seed{'s' if seeds > 1 else ''}"
+    fewest = min(len(group.rows) for group in study.groups)
+    span = f"{fewest} to {seeds}" if fewest < seeds else f"{seeds}"
+    text = f"Evidence: {span} seed{'s' if seeds > 1 else ''}"
     if study.samples:
         text += f", {_join([f'{n:,}' for n in study.samples])} {study.split} samples"
     if seeds > 1:

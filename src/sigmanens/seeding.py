@@ -1,0 +1,40 @@
+"""The random state of one device: put back after a block, and seeded without touching others.
+
+``torch.manual_seed`` seeds every device, and ``torch.random.fork_rng`` over all of them makes a
+context on each, which a job with one process per device cannot afford.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+__all__ = ["device_of", "own_random_state", "seed_device"]
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where the first parameter of a network lies; the CPU without one."""
+    return next((p.device for p in network.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def own_random_state(device: torch.device) -> Iterator[None]:
+    """Put the random state of the CPU and of one device back after the block."""
+    if device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            yield
+    else:
+        with torch.random.fork_rng(devices=[device.index or 0], device_type=device.type):
+            yield
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the CPU and one device as ``torch.manual_seed`` does, and no other device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
