@@ -431,3 +431,8 @@ def test_compiles_into_one_graph() -> None:
     assert loss_fn.penalty_loss is not None
     torch.testing.assert_close(loss_fn.task_loss + loss_fn.penalty_loss, got.detach())
     torch._dynamo.reset()
+
+
+def test_a_penalty_in_the_place_of_the_loss_is_refused() -> None:
+    with pytest.raises(InputError, match="EnsembleLoss\\(diversity="):
+        EnsembleLoss(sn.Diversity(tau=0.5))

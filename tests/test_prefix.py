@@ -293,3 +293,18 @@ def test_one_layer_on_few_small_samples_is_not_worth_it(monkeypatch: pytest.Monk
     rows = rows_of(deep, "conv1")
     deep(torch.randn(2, 1, 8, 8))
     assert rows[-1] == 2
+
+
+def test_inference_mode_shares_the_prefix_too() -> None:
+    """Tensors made in inference mode count no writes; Lightning validates in it."""
+    base = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+    )
+    ensemble = sn.convert(base, 3, init="normal", head="copy").eval()
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        inside = ensemble(x)
+    with torch.no_grad():
+        outside = sn.convert(base, 3, init="normal", head="copy", schedule="sequential").eval()
+        outside.load_state_dict(ensemble.state_dict())
+        torch.testing.assert_close(inside.clone(), outside(x))

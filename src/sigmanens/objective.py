@@ -51,6 +51,11 @@ class EnsembleLoss:
         class_dim: int = 1,
         ignore_index: int = -100,
     ) -> None:
+        if isinstance(loss, Diversity):
+            raise InputError(
+                "the first argument of EnsembleLoss is the members' loss, and got the penalty: "
+                "EnsembleLoss(diversity=Diversity(…))"
+            )
         if not callable(loss):
             raise InputError(f"loss is {loss!r}; expected a function (logits, target) -> ()")
         if diversity is not None and not isinstance(diversity, Diversity):

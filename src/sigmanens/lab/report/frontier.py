@@ -58,7 +58,6 @@ def frontier(study: Study) -> Figure | None:
     if len(study.seeds) > 1 and len(shown) <= _CROWD:
         notes.append("Large symbols: mean over seeds, one standard deviation each way.")
         notes.append("Small ones: single seeds.")
-    notes.append("The ring marks the run shown in detail; a click on a point selects another.")
     if len(study.sigma) > 1:
         notes.append("The dotted line joins the σN-Ens points in order of τ.")
         notes += ["The large one with a dark edge is the chosen one."] if study.chosen else []

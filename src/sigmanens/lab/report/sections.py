@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sigmanens.lab.report import tables
 from sigmanens.lab.report.compare import METRICS, RULE
 from sigmanens.lab.report.detail import details, first_run
@@ -25,6 +27,7 @@ from sigmanens.lab.report.verdict import criterion_words, study_verdict
 
 __all__ = ["sections"]
 
+_RING = "The ring marks the run shown in detail; a click on a point selects another."
 Sections = dict[str, tuple[str, str]]
 
 
@@ -39,7 +42,8 @@ def sections(study: Study) -> tuple[Sections, list[Figure]]:
     found["results"] = ("Results", _section("results", "Results", results))
     shown = {figure.key: figure for figure in drawn}
     if (frontier := shown.pop("frontier", None)) is not None:
-        found["frontier"] = ("The dial", figure_html(frontier))
+        ringed = replace(frontier, caption=f"{frontier.caption} {_RING}") if runs else frontier
+        found["frontier"] = ("The dial", figure_html(ringed))
     if runs:
         found["run"] = ("One run", _runs(study, runs))
     for figure in shown.values():
