@@ -13,6 +13,7 @@ __all__ = [
     "HeadNotFoundError",
     "InputError",
     "MissingPackageError",
+    "MixedSizesError",
     "NoNormError",
     "NonFiniteError",
     "RunError",
@@ -80,6 +81,10 @@ class ConfigError(SigmaNensError, ValueError):
 
 class DataError(SigmaNensError, ValueError):
     """A data set is empty, incomplete or not in the expected layout."""
+
+
+class MixedSizesError(DataError):
+    """Pictures differ in size, and none was given to bring them to."""
 
 
 class RunError(SigmaNensError, RuntimeError):

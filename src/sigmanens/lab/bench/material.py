@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigmanens.errors import ConfigError
+from sigmanens.errors import ConfigError, MixedSizesError
 from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data.images import ImageSet
-from sigmanens.lab.data.loading import MixedSizesError
 from sigmanens.lab.data.sets import check_splits, held_out, load_sets, same_classes
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import EvaluationData

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigmanens.errors import ConfigError, DataError
+from sigmanens.errors import ConfigError, DataError, MixedSizesError
 from sigmanens.lab.data.images import ImageSet, check_labels, resize_images
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ _CHUNK = 512
 _BINARY = ("binary", "large_binary")
 _LABEL_NAMES = ("label", "labels")
 _HUB_PART = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
-
-
-class MixedSizesError(DataError):
-    """Pictures differ in size, and none was given."""
 
 
 def load_images(
