@@ -111,7 +111,7 @@ def path(metrics: Mapping[str, Any]) -> list[str]:
     ):
         warm = {(r["tau"], r["seed"]): r for r in rows if r.get("variant") == name}
         if both := sorted(k for k in warm if k in full):
-            lines += _path(name, both, warm, full)
+            lines += _path(name, both, warm, full, metrics.get("histories") or [])
     if not lines:
         return []
     return [
@@ -125,7 +125,13 @@ def path(metrics: Mapping[str, Any]) -> list[str]:
 Runs = Mapping[tuple[float, int], Mapping[str, Any]]
 
 
-def _path(name: str, both: Sequence[tuple[float, int]], warm: Runs, full: Runs) -> list[str]:
+def _path(
+    name: str,
+    both: Sequence[tuple[float, int]],
+    warm: Runs,
+    full: Runs,
+    histories: Sequence[Mapping[str, Any]],
+) -> list[str]:
     keys = ("accuracy", "nll", "nll_calibrated", "ece", "jensen_gap", "cosine")
     lines = [
         f"**{name.replace('_', ' ')}**\n",
@@ -140,12 +146,14 @@ def _path(name: str, both: Sequence[tuple[float, int]], warm: Runs, full: Runs) 
             noise = [full[tau, s][key] for s in seeds]
             cells.append(f"{gap:+.3f} [{stdev(noise):.3f}]" if len(seeds) > 1 else f"{gap:+.3f}")
         lines.append(f"| {' | '.join(cells)} |")
-    spent = sum(warm[k]["train_seconds"] for k in both)
-    whole = sum(full[k]["train_seconds"] for k in both)
     count = len({t for t, _ in both})
-    lines.append(
-        f"\n{count * spent / whole:.2f} × the time of one full training for {count} points.\n"
-    )
+    lengths: dict[str, list[int]] = {h["variant"] or "": [] for h in histories}
+    for history in histories:
+        if history["method"] == "sigmanens":
+            lengths[history["variant"] or ""].append(len(history["epochs"]))
+    if lengths.get(name) and lengths.get(""):
+        share = sum(lengths[name]) / max(lengths[""])
+        lines.append(f"\n{share:.2f} × the epochs of one full training for {count} points.\n")
     return lines
 
 
