@@ -125,11 +125,12 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
 
 def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of a Markdown table with a row for every method."""
+    counted = any(row.get("multiply_adds") for row in metrics["rows"])
     lines = [
-        "| method | M | τ | λ | parameters | "
+        f"| method | M | τ | λ | parameters | {'multiply-adds | ' if counted else ''}"
         + " | ".join(title for title, _ in columns)
         + " | OOD | training s |",
-        "| --- " * (7 + len(columns)) + "|",
+        "| --- " * (7 + bool(counted) + len(columns)) + "|",
     ]
     for group in groups_of(metrics["rows"]):
         first = group[0]
@@ -139,6 +140,7 @@ def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> lis
             "" if first["tau"] is None else f"{first['tau']:g}",
             "" if first["weight"] is None else f"{first['weight']:g}",
             f"{first['params']:,}",
+            *([_millions(first.get("multiply_adds"))] if counted else ()),
             *(_cell(group, key) for _, key in columns),
             spread([_ood(r) for r in group]),
             spread([r["train_seconds"] for r in group], digits=0),
@@ -170,6 +172,10 @@ def _cell(group: Sequence[Mapping[str, Any]], key: str) -> str:
     if len(group) == 1 and ends and group[0].get(key) is not None:
         return f"{group[0][key]:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
     return spread([r.get(key) for r in group])
+
+
+def _millions(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.2f} M"
 
 
 def _ood(row: Mapping[str, Any]) -> float | None:

@@ -92,6 +92,8 @@ def sweep(config: Namespace, command: str) -> None:
     """Train σN-Ens at several τ (and λ, and M): the frontier, and the choice on held-out data."""
     from sigmanens.lab.bench.grid import geometric
 
+    if "--methods" in command:
+        raise ConfigError("sweep trains σN-Ens and its --references; it takes no --methods")
     plain = _plain(config)
     plain["methods"] = [*config.references, "sigmanens"]
     if config.tau_range is not None:

@@ -24,7 +24,7 @@ from sigmanens.lab.report.naming import label
 from sigmanens.lab.training import parameters
 from sigmanens.objective import EnsembleLoss
 
-__all__ = ["Cost", "cost_of", "cost_table"]
+__all__ = ["Cost", "cost_of", "cost_table", "multiply_adds"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,21 @@ class Cost:
     steps: int
 
 
+@torch.no_grad()
+def multiply_adds(network: nn.Module, x: Tensor) -> int:
+    """Of convolutions and matrix products, for the prediction of one picture by all members.
+
+    Args:
+        network: maps pictures to member logits (M, B, K); set to evaluation mode.
+        x: pictures (B, C, H, W), or what else the network takes.
+    """
+    network.eval()
+    network(x)  # some verify themselves in their first pass
+    with FlopCounterMode(display=False) as counter:
+        network(x)
+    return int(counter.get_total_flops()) // 2 // len(x)
+
+
 def cost_of(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> Cost:
     """Measure one forward pass of a few pictures, in training mode for memory.
 
@@ -56,11 +71,7 @@ def cost_of(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> Cost:
         steps: of the training.
     """
     network = copy.deepcopy(network)
-    network.eval()
-    with torch.no_grad():
-        network(x)  # some verify themselves in their first pass
-        with FlopCounterMode(display=False) as counter:
-            network(x)
+    counted = multiply_adds(network, x)
     network.train()
     with _saved() as sizes:
         EnsembleLoss()(network(x), y)
@@ -68,7 +79,7 @@ def cost_of(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> Cost:
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     return Cost(
         params=count,
-        multiply_adds=counter.get_total_flops() // 2 // len(x),
+        multiply_adds=counted,
         saved_bytes=sum(sizes.values()) // len(x),
         state_bytes=4 * (count + 2 * trained),
         steps=steps,

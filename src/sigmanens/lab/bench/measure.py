@@ -13,6 +13,7 @@ from torch import Tensor
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.lab.bench.cost import multiply_adds
 from sigmanens.lab.bench.material import first_of
 from sigmanens.lab.bench.methods import Outcome
 from sigmanens.lab.bench.work import Workshop
@@ -66,6 +67,8 @@ def measure_outcome(
         row["features_unfit"] = str(error)  # no score of features could be fitted
     row["variant"] = outcome.variant or trial.variant or None
     row["epochs"] = outcome.history or None
+    few = shop.material.train.images[:2].to(shop.device)
+    row["multiply_adds"] = multiply_adds(outcome.network, few)
     if detailed and shop.material.corrupt is not None:
         row["corruption"] = {
             name: {
