@@ -94,9 +94,12 @@ def measure(only: str, skip: Sequence[str], workers: int) -> Iterator[dict[str, 
     before = _read(JSON)
     rows = {row["network"]: row for row in before["rows"] if row["network"] in known}
     for row in _rows(wanted, chosen, workers):
-        old = rows.get(row["network"], {"cells": {}})["cells"]
-        if row["refusal"]:
-            old = {}
+        known_row = rows.get(row["network"], {"cells": {}, "refusal": "", "notes": []})
+        old = {} if row["refusal"] else known_row["cells"]
+        if "convert" in skip:  # what the conversion said was not asked again
+            row["refusal"] = row["refusal"] or known_row["refusal"]
+            fresh = [note for note in row["notes"] if note not in known_row["notes"]]
+            row["notes"] = [*known_row["notes"], *fresh]
         row["cells"] = {c: v for c in columns if (v := row["cells"].get(c, old.get(c)))}
         rows[row["network"]] = row
         bad = {k: v for k, v in row["cells"].items() if v != "pass"}

@@ -60,6 +60,10 @@ def test_a_run_replaces_its_rows_and_columns_only(script: ModuleType) -> None:
     after = json.loads(script.JSON.read_text(encoding="utf-8"))["rows"]
     assert [row["network"] for row in after] == [trained["network"], refused["network"]]
     assert after[0]["cells"] == trained["cells"]
+    costly = ["--only", "parametrised", "--skip", *CHEAP, "export", "ONNX"]
+    assert script.main(costly) == 0  # what was refused stays so, and keeps its words
+    again = json.loads(script.JSON.read_text(encoding="utf-8"))["rows"][1]
+    assert again["refusal"] == refused["refusal"]
     page = script.PAGE.read_text(encoding="utf-8")
     assert "* torch/MLP, parametrised LayerNorm: conversion" in page
     assert "* torch/MLP, BatchNorm1d: ONNX\n\n      it has no operator" in page
