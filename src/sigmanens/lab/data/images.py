@@ -45,14 +45,7 @@ class ImageSet:
                 f"{self.name}: images must be uint8 of shape (N, C, H, W); got {images.dtype} "
                 f"of shape {tuple(images.shape)}."
             )
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise DataError(
-                f"{self.name}: labels must be int64 of shape ({len(images)},); got {labels.dtype} "
-                f"of shape {tuple(labels.shape)}."
-            )
-        if not len(images):
-            raise DataError(f"{self.name}: the data set is empty.")
-        check_labels(labels, len(self.classes), self.name)
+        check_labelled(images, labels, len(self.classes), self.name)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -116,13 +109,7 @@ class ImageSet:
         Raises:
             InputError: if the fraction is not in (0, 1) or leaves a part empty.
         """
-        count = round(fraction * len(self)) if 0 < fraction < 1 else 0
-        if not 0 < count < len(self):
-            raise InputError(
-                f"{self.name}: fraction must lie in (0, 1) and leave both parts at least one of "
-                f"{len(self)} pictures; got {fraction}."
-            )
-        first, second = stratified_split(self.labels, count, torch.Generator().manual_seed(seed))
+        first, second = stratified_parts(self.labels, fraction, seed, self.name, "pictures")
         return self.subset(first), self.subset(second)
 
     def _per_channel(self, name: str, values: Sequence[float]) -> Tensor:
@@ -132,6 +119,18 @@ class ImageSet:
                 f"{self.name}: {name} needs {channels} values, one per channel; got {len(values)}."
             )
         return torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1)
+
+
+def check_labelled(examples: Tensor, labels: Tensor, num_classes: int, name: str) -> None:
+    """Raise DataError unless each of the examples (N, ...), at least one, has its label."""
+    if labels.dtype != torch.int64 or labels.shape != examples.shape[:1]:
+        raise DataError(
+            f"{name}: labels must be int64 of shape ({len(examples)},); got {labels.dtype} "
+            f"of shape {tuple(labels.shape)}."
+        )
+    if not len(examples):
+        raise DataError(f"{name}: the data set is empty.")
+    check_labels(labels, num_classes, name)
 
 
 def check_labels(labels: Tensor, num_classes: int, name: str) -> None:
@@ -201,3 +200,27 @@ def stratified_split(
         rows = (labels == value).nonzero().flatten()
         drawn[rows[torch.randperm(len(rows), generator=generator)[:number]]] = True
     return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()
+
+
+def stratified_parts(
+    labels: Tensor, fraction: float, seed: int, name: str, what: str
+) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint parts with the same share of every class, each ascending.
+
+    Args:
+        labels: class numbers (N,), int64.
+        fraction: share of the first part, in (0, 1).
+        seed: seed of the draw.
+        name: of the set, for messages.
+        what: the examples are called, likewise.
+
+    Raises:
+        InputError: if the fraction is not in (0, 1) or leaves a part empty.
+    """
+    count = round(fraction * len(labels)) if 0 < fraction < 1 else 0
+    if not 0 < count < len(labels):
+        raise InputError(
+            f"{name}: fraction must lie in (0, 1) and leave both parts at least one of "
+            f"{len(labels)} {what}; got {fraction}."
+        )
+    return stratified_split(labels, count, torch.Generator().manual_seed(seed))

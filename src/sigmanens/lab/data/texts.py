@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigmanens.errors import ConfigError, DataError, InputError
+from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.backbones.tokens import pretrained_place
-from sigmanens.lab.data.images import check_labels, stratified_split
+from sigmanens.lab.data.images import check_labelled, stratified_parts
 from sigmanens.lab.data.loading import label_numbers, open_source, pick_column
 
 __all__ = ["TokenSet", "encode", "load_texts", "load_tokenizer"]
@@ -49,14 +49,7 @@ class TokenSet:
                 f"{self.name}: tokens must be int64 of shape (N, L); got {tokens.dtype} of shape "
                 f"{tuple(tokens.shape)}."
             )
-        if labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]:
-            raise DataError(
-                f"{self.name}: labels must be int64 of shape ({len(tokens)},); got {labels.dtype} "
-                f"of shape {tuple(labels.shape)}."
-            )
-        if not len(tokens):
-            raise DataError(f"{self.name}: the data set is empty.")
-        check_labels(labels, len(self.classes), self.name)
+        check_labelled(tokens, labels, len(self.classes), self.name)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -73,13 +66,7 @@ class TokenSet:
         Raises:
             InputError: if the fraction is not in (0, 1) or leaves a part empty.
         """
-        count = round(fraction * len(self)) if 0 < fraction < 1 else 0
-        if not 0 < count < len(self):
-            raise InputError(
-                f"{self.name}: fraction must lie in (0, 1) and leave both parts at least one of "
-                f"{len(self)} texts; got {fraction}."
-            )
-        first, second = stratified_split(self.labels, count, torch.Generator().manual_seed(seed))
+        first, second = stratified_parts(self.labels, fraction, seed, self.name, "texts")
         return self.subset(first), self.subset(second)
 
 
