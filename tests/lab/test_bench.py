@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,21 @@ def test_a_finished_study_is_extended_without_doing_anything_twice(
     fewer = replace(TINY, measure=replace(TINY.measure, resamples=60))
     with pytest.raises(RunError, match="--remeasure"):
         run_bench(fewer, folder, resume=True)
+
+
+def test_rows_without_their_network_are_not_lost_to_remeasuring(
+    done: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder, ignore=shutil.ignore_patterns("networks", "*.safetensors"))
+    before = sorted(folder.glob("trials/*/rows.json"))
+    config = BenchConfig.from_dict(read_config(folder))
+    with pytest.raises(RunError, match="no kept network"):
+        run_bench(config, folder, resume=True, remeasure=True)
+    assert sorted(folder.glob("trials/*/rows.json")) == before
+    again = run_bench(config, folder, resume=True)
+    assert again["rows"] == read_metrics(done[0])["rows"]
+    assert again["paired"] == []  # these need predictions
 
 
 def test_a_failed_training_is_reported_and_tried_again(

@@ -89,6 +89,7 @@ def run_bench(
         raise
     folders = {t: run.path("trials") / t.key for t in trials}
     if remeasure:
+        _check_kept(config, folders)
         for folder in folders.values():
             (folder / "rows.json").unlink(missing_ok=True)
     todo = [t for t in trials if not _finished(folders[t], t, config)]
@@ -143,6 +144,17 @@ def _check_resumed(config: BenchConfig, out: Path, remeasure: bool) -> None:
             f"the study in {out} has a warm path over taus {before.taus}, which goes from each to "
             "the next: it cannot be extended by others. Give another --out"
         )
+
+
+def _check_kept(config: BenchConfig, folders: Mapping[Trial, Path]) -> None:
+    """Raise RunError if a trial has rows, and no network is kept to measure them again."""
+    for trial, folder in folders.items():
+        untrained = trial.method == "laplace" and config.pretrained
+        if (folder / "rows.json").exists() and not (folder / "networks").exists() and not untrained:
+            raise RunError(
+                f"{folder} has rows and no kept network: --remeasure would train it again. Leave "
+                "--remeasure out, or remove that folder to train it anew"
+            )
 
 
 def _paths(config: BenchConfig) -> bool:
