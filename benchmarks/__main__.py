@@ -8,8 +8,10 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from benchmarks.goals import judged
 from benchmarks.measure import interleaved
 from benchmarks.memory import peak_memory
 from benchmarks.page import table
+from benchmarks.runtime import FLOAT, INT8, exported, is_mostly_linear
 from benchmarks.subjects import SUBJECTS
 
 MEMBERS = 4
@@ -83,19 +86,26 @@ def _rows(
     """Time contestants against M separate networks on one batch size."""
     subject = SUBJECTS[name]
     x, y = subject.inputs(batch), subject.labels(batch)
-    functions, failed = {}, {}
-    for contestant in names:
-        try:
-            made = build(contestant, subject, MEMBERS, **how)
-        except Exception as e:
-            failed[contestant] = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
-            continue
-        functions[contestant] = _call(made, what, x, y)
+    made, failed = _made(names, lambda c: build(c, subject, MEMBERS, **how))
+    functions = {c: _call(contestant, what, x, y) for c, contestant in made.items()}
     timings = interleaved(functions, "separate", runs=options.runs, seconds=options.seconds)
     head = {"what": what, "batch": batch, "precision": how.get("precision", "fp32")}
     head["compiled"] = how.get("compiled", False)
     rows = [head | {"contestant": c} | asdict(t) for c, t in timings.items()]
     return rows + [head | {"contestant": c, "error": e} for c, e in failed.items()]
+
+
+def _made(
+    names: Iterable[str], make: Callable[[str], Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What was made by name, and why the others were not."""
+    made, failed = {}, {}
+    for name in names:
+        try:
+            made[name] = make(name)
+        except Exception as e:
+            failed[name] = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
+    return made, failed
 
 
 def _call(contestant: Contestant, what: str, x: Any, y: Tensor) -> Callable[[], object]:
@@ -122,6 +132,31 @@ def _predict(name: str, options: Any) -> list[dict[str, Any]]:
     return rows + _rows(name, "predict", batch, (*OURS, "separate"), options, precision="bf16")
 
 
+def _onnx(name: str, options: Any) -> list[dict[str, Any]]:
+    """ONNX Runtime against eager separate networks; int8 where most weights can be quantised."""
+    subject, rows = SUBJECTS[name], []
+    eager = build("separate", subject, MEMBERS)
+    names = (*FLOAT, *(INT8 if is_mostly_linear(subject.make()) else ()))
+    with tempfile.TemporaryDirectory() as folder:
+        made, failed = _made(names, lambda c: exported(c, subject, MEMBERS, Path(folder)))
+        for batch in subject.predict_batches:
+            x = subject.inputs(batch)
+            functions = {c: partial(e.predict, x) for c, e in ({"separate": eager} | made).items()}
+            timings = interleaved(functions, "separate", runs=options.runs, seconds=options.seconds)
+            head = {"what": "predict", "batch": batch, "precision": "fp32", "compiled": False}
+            rows += [head | {"contestant": c, "error": e} for c, e in failed.items()]
+            for c, timing in timings.items():
+                row = head | {"contestant": c} | asdict(timing) | {"ratio_to_eager": timing.ratio}
+                row |= {"bytes": made[c].size if c in made else None, "gap": None}
+                if c in INT8:
+                    row["precision"] = "int8"
+                    if timing.error is None:
+                        exact = made[c.removesuffix(" int8")].predict(x)
+                        row["gap"] = float((made[c].predict(x) - exact).abs().max())
+                rows.append(row)
+    return rows
+
+
 def _compiled(what: str) -> Callable[[str, Any], list[dict[str, Any]]]:
     """The first subject only: a compilation takes longer than all its timings."""
 
@@ -129,10 +164,11 @@ def _compiled(what: str) -> Callable[[str, Any], list[dict[str, Any]]]:
         if name != next(iter(SUBJECTS)):
             return []
         sizes = getattr(SUBJECTS[name], f"{what}_batches")
-        names, rows = ("sigmanens folded", "separate"), []
-        for batch in [sizes[-1]] if what == "train" else [sizes[0], sizes[-2]]:
-            eager = _rows(name, what, batch, names[1:], options)[0]["seconds"]
-            found = _rows(name, what, batch, names, options, compiled=True)
+        ours = ("sigmanens folded", *["sigmanens sequential"] * (what == "train"))
+        rows = []
+        for batch in [sizes[-1]] if what == "train" else [sizes[0], sizes[-1]]:
+            eager = _rows(name, what, batch, ["separate"], options)[0]["seconds"]
+            found = _rows(name, what, batch, [*ours, "separate"], options, compiled=True)
             for row in found:
                 seconds = row.get("seconds")
                 row["ratio_to_eager"] = None if seconds is None else seconds / eager
@@ -176,6 +212,7 @@ def _dial(name: str, options: Any) -> list[dict[str, Any]]:
 PARTS = {
     "train": _train,
     "predict": _predict,
+    "onnx": _onnx,
     "dial": _dial,
     "costs": _costs,
     "memory": _memory,

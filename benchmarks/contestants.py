@@ -155,7 +155,12 @@ def _vmap(networks: Sequence[nn.Module], cast: Any) -> Contestant:
 def _sigmanens(ensemble: sn.SigmaEnsemble, cast: Any, compiled: bool) -> Contestant:
     loss_fn = sn.EnsembleLoss(diversity=sn.Diversity(tau=0.1, weight=1e-4))
     optimizer = _sgd(sn.param_groups(ensemble, lr=RATE))
-    call = torch.compile(ensemble) if compiled else ensemble
+    one_by_one = ensemble.schedule == "sequential"
+    call: Callable[..., Any] = ensemble
+    if compiled and one_by_one:
+        ensemble.network.compile()  # one graph for all members
+    elif compiled:
+        call = torch.compile(ensemble)
     fixed = ExitStack()
 
     def step(x: Any, y: Tensor) -> None:
@@ -163,7 +168,7 @@ def _sigmanens(ensemble: sn.SigmaEnsemble, cast: Any, compiled: bool) -> Contest
         ensemble.train()
         optimizer.zero_grad()
         with cast():
-            if ensemble.schedule == "sequential":
+            if one_by_one:
                 ensemble.backward(x, y, loss_fn)
             else:
                 loss_fn(_call(call, x), y, ensemble).backward()
@@ -174,7 +179,7 @@ def _sigmanens(ensemble: sn.SigmaEnsemble, cast: Any, compiled: bool) -> Contest
         with cast():
             return ensemble.predict(x)
 
-    if compiled:
+    if compiled and not one_by_one:
         predict = _predict(ensemble, lambda x: _call(call, x), cast)  # type: ignore[assignment]
     return Contestant(step, predict, _count(ensemble))
 

@@ -24,7 +24,9 @@ Machine: {machine}.
 Every contestant takes its turn in every round. A ratio is the median over rounds of a contestant's
 time by that of {members} separate networks in the same round, in brackets the smallest and the
 largest. With one thread, times are CPU seconds of the process, which waiting for other programs
-does not enter; what other programs do to the shared cache does.
+does not enter; what other programs do to the shared cache does. ONNX Runtime has as many threads.
+Its int8 files keep the weights of linear layers in eight bits; they are off by the largest
+difference of a probability from that of the float32 file, for networks with random weights.
 
 ## Goals
 
@@ -131,6 +133,19 @@ def _timed(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
         yield how, r["contestant"], f"{r['seconds'] * 1e3:.1f}", ratio
 
 
+def _runtime(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for r in rows:
+        how = f"{r['what']}, B={r['batch']}, {r['precision']}"
+        if r.get("error"):
+            yield how, r["contestant"], "failed", r["error"].replace("|", "/"), "–", "–"
+            continue
+        low, high = r["spread"]
+        ratio = f"{r['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        size = "–" if r["bytes"] is None else f"{r['bytes'] / 2**20:.1f}"
+        gap = "–" if r["gap"] is None else f"{r['gap']:.1e}"
+        yield how, r["contestant"], f"{r['seconds'] * 1e3:.1f}", ratio, size, gap
+
+
 def _shared(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     for r in rows:
         low, high = r["spread"]
@@ -159,6 +174,7 @@ def _memory(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
 _TITLES = {
     "train": "training step",
     "predict": "prediction",
+    "onnx": "prediction in ONNX Runtime",
     "compiled prediction": "prediction compiled by torch.compile",
     "compiled training": "training step compiled by torch.compile",
     "dial": "what is computed once",
@@ -169,6 +185,10 @@ _TIMES = ("what", "contestant", "ms", "× separate networks")
 _TABLES: dict[str, Any] = {
     "train": (_TIMES, _timed),
     "predict": (_TIMES, _timed),
+    "onnx": (
+        ("what", "contestant", "ms", "× eager separate networks", "files MiB", "int8 off by"),
+        _runtime,
+    ),
     "compiled prediction": (_TIMES, _timed),
     "compiled training": (_TIMES, _timed),
     "dial": (("what", "computed once", "ms", "× one network"), _shared),

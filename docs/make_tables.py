@@ -1,4 +1,4 @@
-"""Write docs/results/README.md, and the results in the README, from the files of the runs.
+"""Write docs/results/README.md, search.md and the results in the README from the files of the runs.
 
     python docs/make_tables.py            # write
     python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import search_tables
 from study_tables import (
     corruption,
     dial,
@@ -46,7 +47,11 @@ README_COLUMNS = COLUMNS[:4] + COLUMNS[5:6]
 
 def main(check: bool) -> int:
     """Write the pages, or compare them."""
-    pages = {RESULTS / "README.md": render(), README: readme()}
+    pages = {
+        RESULTS / "README.md": render(),
+        RESULTS / "search.md": search_tables.page(RESULTS),
+        README: readme(),
+    }
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text("utf-8") != text]
     for page in stale:
         if check:
@@ -77,9 +82,11 @@ def render() -> str:
         "NLL and Jensen gap in nats; (T): after temperature scaling of the averaged prediction, "
         "fitted on held-out pictures; ECE with 15 bins; ± is the standard deviation over seeds, "
         "brackets the 95 % bootstrap interval of a single run. OOD is the AUROC of 1 − max "
-        "softmax, mean over the sets.\n",
+        "softmax, mean over the sets. The tries for a better recipe: [search.md](search.md).\n",
     ]
     for folder in sorted(p.parent for p in RESULTS.glob("*/metrics.json")):
+        if folder.name.endswith("-search"):  # on a page of their own
+            continue
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         parts.append(section(folder, metrics))
     return "\n".join(parts)

@@ -13,22 +13,31 @@ import torch
 import torch.distributed as dist
 from tests.networks import Pictures, apart, randomise
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sigmanens as sn
 from sigmanens.distributed import average_gradients, average_statistics, own_members
+from sigmanens.errors import SigmaNensError
 
 MEMBERS, ROWS, STEPS = 4, 8, 3
 
 
+def base() -> nn.Module:
+    """The network that is converted."""
+    torch.manual_seed(0)
+    return randomise(Pictures(3))
+
+
 def ensemble(synchronised: bool = False, layers: str | None = None) -> sn.SigmaEnsemble:
     """The same on every rank and in the test."""
-    torch.manual_seed(0)
-    base = randomise(Pictures(3))
+    network = base()
     if synchronised:
-        base = nn.SyncBatchNorm.convert_sync_batchnorm(base)
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     generator = torch.Generator().manual_seed(1)
-    return apart(sn.convert(base, MEMBERS, layers=layers, generator=generator)).train()
+    return apart(sn.convert(network, MEMBERS, layers=layers, generator=generator)).train()
 
 
 def batch(step: int = 0) -> tuple[Tensor, Tensor]:
@@ -118,6 +127,43 @@ def accumulated() -> dict[str, Any]:
     return state(ens, mean(torch.stack(losses).mean()))
 
 
+def sharded(schedule: str, blocks: bool, synchronised: bool) -> dict[str, Any]:
+    """Parameters divided over the ranks (FSDP): losses of some steps, and what they end with."""
+    mesh = init_device_mesh("cpu", (2,))
+    ens = ensemble(synchronised)
+    if blocks:
+        for module in (ens.network.conv1, ens.network.conv2):
+            fully_shard(module, mesh=mesh)
+    fully_shard(ens.network, mesh=mesh)
+    optimizer = torch.optim.SGD(sn.param_groups(ens, lr=0.01), momentum=0.9)
+    loss_fn, losses = loss_function(), []
+    for step in range(STEPS):
+        x, y = own_rows(step)
+        optimizer.zero_grad()
+        if schedule == "sequential":
+            loss = ens.backward(x, y, loss_fn)
+        else:
+            loss = loss_fn(ens(x), y, ens)
+            loss.backward()
+        optimizer.step()
+        losses.append(mean(loss))
+    refused = []
+    for attempt in (lambda: own_members(ens).__enter__(), lambda: ens.save_pretrained("unused")):
+        try:
+            attempt()
+        except SigmaNensError as e:
+            refused.append(str(e))
+    cosine = torch.tensor(sn.diversity.cosine(ens))
+    average_statistics(ens)
+    probs = ens.predict(batch()[0]).probs
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole on rank 0
+    state = get_model_state_dict(ens, options=options)
+    return {
+        "losses": torch.stack(losses), "probs": probs, "cosine": cosine, "state": state,
+        "refused": refused, "prefix": ens._prefix is not None,
+    }  # fmt: skip
+
+
 SCENARIOS: dict[str, Any] = {
     "ddp, synchronised": lambda: folded_in_ddp(True),
     "ddp": lambda: folded_in_ddp(False),
@@ -127,6 +173,11 @@ SCENARIOS: dict[str, Any] = {
     "members over ranks, folded": lambda: members_over_ranks("folded"),
     "members over ranks, sequential": lambda: members_over_ranks("sequential"),
     "accumulated": accumulated,
+    "sharded, folded": lambda: sharded("folded", False, True),
+    "sharded, sequential": lambda: sharded("sequential", False, True),
+    "sharded by block, folded": lambda: sharded("folded", True, True),
+    "sharded by block, sequential": lambda: sharded("sequential", True, True),
+    "sharded, own statistics": lambda: sharded("sequential", True, False),
 }
 
 

@@ -149,3 +149,32 @@ def test_activation_checkpointing_of_unknown_members_is_refused(
         loss.backward()
     ens.schedule = "folded"
     sn.EnsembleLoss()(ens(x), y).backward()
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_members_with_rows_of_their_own_have_the_gradients_of_the_folded_pass(
+    penalised: bool,
+) -> None:
+    x, y = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
+    diversity = sn.Diversity(tau=0.3, weight=0.1) if penalised else None
+    folded = apart(sn.convert(randomise(Pictures(3)), 3)).train()
+    single = copy.deepcopy(folded)
+    loss_fn = sn.EnsembleLoss(diversity=diversity)
+    expected = loss_fn(folded(x, split=True), y, folded, split=True)
+    expected.backward()
+    got = single.backward(x, y, loss_fn, split=True)
+    close(got, expected.detach())
+    ours, theirs = grads(single), grads(folded)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        close(ours[name], gradient, 1e-4)
+    for name, buffer in folded.named_buffers():
+        close(dict(single.named_buffers())[name], buffer)
+
+
+def test_backward_with_rows_that_do_not_split_is_an_error() -> None:
+    ens = sn.convert(randomise(Pictures(3)), 3)
+    with pytest.raises(InputError, match="7 rows, which 3 members do not divide"):
+        ens.backward(torch.randn(7, 1, 8, 8), torch.zeros(7).long(), sn.EnsembleLoss(), split=True)
+    with pytest.raises(InputError, match="6 rows and 2 labels"):
+        ens.backward(torch.randn(6, 1, 8, 8), torch.zeros(2).long(), sn.EnsembleLoss(), split=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("torch_uncertainty", reason="the rivals' layers: pip install -e '.[bench]'")
 
@@ -16,6 +18,7 @@ from benchmarks import measure
 from benchmarks.goals import judged
 from benchmarks.page import page
 from benchmarks.plan import START, STOP, Job, layouts, table
+from benchmarks.runtime import FLOAT, INT8
 from benchmarks.subjects import Subject
 
 from sigmanens.lab.backbones.registry import build_backbone
@@ -85,6 +88,24 @@ def example() -> dict[str, Any]:
         "compiled training": {
             "Net": [row("train", "sigmanens folded", 8, 0.9, compiled=True, ratio_to_eager=0.84)]
         },
+        "compiled prediction": {
+            "Net": [
+                row("predict", "sigmanens folded", b, r, compiled=True, ratio_to_eager=r)
+                for b, r in ((1, 0.3), (64, 0.8))
+            ]
+        },
+        "onnx": {
+            "Net": [
+                row("predict", c, b, r, ratio_to_eager=r, precision=p, bytes=2**21, gap=gap)
+                for c, b, r, p, gap in (
+                    ("separate onnx", 64, 0.1, "fp32", None),
+                    ("sigmanens onnx", 1, 0.2, "fp32", None),
+                    ("sigmanens onnx", 64, 0.7, "fp32", None),
+                    ("sigmanens onnx int8", 64, 0.6, "int8", 0.002),
+                )
+            ]
+            + [row("predict", "sigmanens onnx sequential", 64, None, error="ValueError: a | b")]
+        },
         "dial": {"Net": [{"shared": "nothing"} | row("train", "", 8, 4.0)]},
         "costs": {
             "Net": [
@@ -116,10 +137,29 @@ def test_goals_are_judged_by_the_fastest_of_ours_in_float32() -> None:
     assert verdict("prediction at batch 1", "B=1") == (0.5, False)
     assert verdict("prediction at a large batch", "B=64") == (0.7, True)
     assert verdict("compiled training step", "B=8") == (0.84, True)
+    assert verdict("compiled prediction at batch 1", "B=1") == (0.3, True)
+    large = "prediction at a large batch, compiled or in ONNX Runtime"
+    assert verdict(large, "B=64") == (0.7, True)
+    assert goals[large, "B=64"]["by"] == "sigmanens onnx"
     assert verdict("training step over batchensemble's", "B=8") == (1.125, False)
     assert ("training step over packed's", "B=8") not in goals
     assert verdict("σNorm and penalty over plain norms", "B=8") == (0.04, False)
     assert verdict("peak memory over one network", "M=16") == (1.1, True)
+
+
+def test_one_of_compiler_and_runtime_will_do_for_the_goal_at_a_large_batch() -> None:
+    parts = example()["parts"]
+    large = "prediction at a large batch, compiled or in ONNX Runtime"
+
+    def by(*names: str) -> list[Any]:
+        done = {"parts": {n: parts[n] for n in names}}
+        return [(g["value"], g["met"], g["by"]) for g in judged(done) if g["goal"] == large]
+
+    assert by("compiled prediction") == [(0.8, False, "sigmanens folded, compiled")]
+    assert by("onnx") == [(0.7, True, "sigmanens onnx")]
+    assert by("train") == []
+    parts["onnx"] = {"Net": parts["onnx"]["Net"][:1]}
+    assert by("onnx") == [(None, None, None)]
 
 
 def test_the_page_holds_every_row() -> None:
@@ -129,6 +169,8 @@ def test_the_page_holds_every_row() -> None:
         "| train, B=8, fp32 | packed | failed | ValueError: a / b |",
         "| train, B=8, bf16 | sigmanens folded | 100.0 | 0.10 [0.10, 0.10] |",
         "; 0.84 × eager separate networks |",
+        "| predict, B=64, int8 | sigmanens onnx int8 | 600.0 | 0.60 [0.60, 0.60] | 2.0 | 2.0e-03 |",
+        "| sigmanens onnx sequential | failed | ValueError: a / b | – | – |",
         "| sigmanens sequential | 16 | 8 | 0 | 1.10 |",
         "| 2.0% | 2.0% | 0.10 | 2 | 4 | 1.010 |",
     ):
@@ -159,6 +201,50 @@ def test_a_run_measures_and_writes_what_it_measured(
     assert done["parts"]["costs"]["small"][0]["checkpoint_bytes"] > 0
     assert "### small: training step" in capsys.readouterr().out
     assert page(done, "x.json")
+
+
+def test_networks_in_onnx_runtime_are_measured_against_eager_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 10))
+
+    monkeypatch.setattr(
+        command, "SUBJECTS", {"small": Subject(make, lambda b: torch.randn(b, 16), (), (1, 9))}
+    )
+    out = tmp_path / "x.json"
+    argv = ["--out", str(out), "--subjects", "small", "--runs", "1", "--seconds", "0"]
+    assert command.main([*argv, "--parts", "onnx"]) == 0
+    rows = json.loads(out.read_text())["parts"]["onnx"]["small"]
+    assert [r["contestant"] for r in rows] == ["separate", *FLOAT, *INT8] * 2
+    assert not [r["error"] for r in rows if r["error"]]
+    assert all(r["ratio_to_eager"] == r["ratio"] > 0 for r in rows)
+    by = {(r["contestant"], r["batch"]): r for r in rows}
+    for name in INT8:
+        exact = by[name.removesuffix(" int8"), 9]
+        assert by[name, 9]["bytes"] < exact["bytes"]
+        assert 0 < by[name, 9]["gap"] < 0.05
+        assert exact["gap"] is None
+
+
+def test_a_contestant_that_cannot_be_exported_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *_: Any) -> None:
+        raise ValueError(f"no {name}")
+
+    small = Subject(
+        lambda: nn.Sequential(nn.Conv1d(1, 9, 3), nn.BatchNorm1d(9), nn.Flatten(), nn.Linear(9, 3)),
+        lambda b: torch.randn(b, 1, 3),
+        (),
+        (2,),
+    )
+    monkeypatch.setattr(command, "SUBJECTS", {"small": small})
+    monkeypatch.setattr(command, "exported", refuse)
+    rows = command._onnx("small", SimpleNamespace(runs=1, seconds=0.0))
+    found = {r["contestant"]: r["error"] for r in rows}
+    assert found == {name: f"ValueError: no {name}" for name in FLOAT} | {"separate": None}
 
 
 def test_the_committed_page_is_that_of_the_committed_figures() -> None:

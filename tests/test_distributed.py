@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import is_available, is_gloo_available
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+import sigmanens as sn
 from sigmanens.distributed import _buckets, own_members
 from sigmanens.errors import InputError
 
@@ -92,6 +93,76 @@ def test_without_synchronisation_each_rank_has_its_own_statistics(
         close(rank["ddp"]["gradients"], expected["gradients"])
     means = [rank["ddp"]["buffers"]["network.bn1.running_mean"] for rank in found]
     assert not torch.allclose(*means)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Tensor, sn.SigmaEnsemble]:
+    """Losses of some steps on all rows in this process, and the ensemble they end with."""
+    ens = ranks.ensemble()
+    optimizer = torch.optim.SGD(sn.param_groups(ens, lr=0.01), momentum=0.9)
+    losses = []
+    for step in range(ranks.STEPS):
+        x, y = ranks.batch(step)
+        optimizer.zero_grad()
+        losses.append(ranks.loss_function()(ens(x), y, ens))
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach(), ens
+
+
+@pytest.mark.parametrize("schedule", ["folded", "sequential"])
+@pytest.mark.parametrize("kind", ["sharded", "sharded by block"])
+def test_sharded_parameters_train_as_in_one_process(
+    found: list[dict[str, Any]],
+    trained: tuple[Tensor, sn.SigmaEnsemble],
+    kind: str,
+    schedule: str,
+    tmp_path: Path,
+) -> None:
+    losses, expected = trained
+    x, _ = ranks.batch()
+    for rank in found:
+        got = rank[f"{kind}, {schedule}"]
+        torch.testing.assert_close(got["losses"], losses)
+        torch.testing.assert_close(got["probs"], expected.predict(x).probs)
+        torch.testing.assert_close(
+            got["cosine"], torch.tensor(sn.diversity.cosine(expected)), rtol=0, atol=1e-5
+        )
+        assert not got["prefix"]
+        assert "must run the same members" in got["refused"][0]
+        assert "get_model_state_dict" in got["refused"][1]
+    state = found[0][f"{kind}, {schedule}"]["state"]
+    close(state, expected.state_dict())
+    # The gathered state is that of an ensemble in one process, which is saved and loaded as usual.
+    ens = ranks.ensemble()
+    ens.load_state_dict(state)
+    ens.save_pretrained(tmp_path)
+    again = sn.load(tmp_path, base=ranks.base())
+    torch.testing.assert_close(again.predict(x).probs, expected.predict(x).probs)
+
+
+def test_sharded_ranks_have_statistics_of_their_own_until_they_are_averaged(
+    found: list[dict[str, Any]],
+) -> None:
+    ensembles = [ranks.ensemble() for _ in range(2)]  # one a rank, with the same parameters
+    optimizers = [torch.optim.SGD(sn.param_groups(ens, lr=0.01), momentum=0.9) for ens in ensembles]
+    for step in range(ranks.STEPS):
+        x, y = ranks.batch(step)
+        for ens, half in zip(ensembles, (slice(0, 4), slice(4, 8)), strict=True):
+            ens.zero_grad()
+            ranks.loss_function()(ens(x[half]), y[half], ens).backward()
+        for p, q in zip(*(ens.parameters() for ens in ensembles), strict=True):
+            p.grad = (p.grad + q.grad) / 2
+            q.grad = p.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    first, second = (dict(ens.named_buffers()) for ens in ensembles)
+    assert not torch.allclose(*(b["network.bn1.running_mean"] for b in (first, second)))
+    means = {n: (b + second[n]).div(2).to(b.dtype) for n, b in first.items()}
+    expected = dict(ensembles[0].named_parameters()) | means
+    state = found[0]["sharded, own statistics"]["state"]
+    close(state, {n: expected[n].detach() for n in state})
+    assert state.keys() == expected.keys()
 
 
 def test_accumulated_batches_are_one_batch(found: list[dict[str, Any]]) -> None:

@@ -206,3 +206,17 @@ def test_a_batch_that_does_not_split_is_an_error() -> None:
         InputError, match=r"split=True got 7 rows, which 3 members do not divide.*6"
     ):
         ens(torch.randn(7, 4), split=True)
+
+
+def test_an_array_in_the_place_of_a_tensor_is_named() -> None:
+    numpy = pytest.importorskip("numpy")
+    ens = sn.convert(dense(), 2)
+    with pytest.raises(InputError, match=r"'0' is a numpy\.ndarray: give torch\.as_tensor"):
+        ens.predict(numpy.zeros((3, 4), dtype="float32"))
+
+
+def test_the_temperature_lies_where_the_network_does() -> None:
+    base = dense()
+    with torch.device("meta"):
+        ens = sn.convert(base, 2)
+    assert ens.temperature.device == torch.device("cpu")

@@ -94,7 +94,7 @@ def predict_adaptively(
     used = torch.full((size,), members)
     logits: Tensor | None = None
     for m in range(members):
-        with ensemble.axis.only(m, m + 1):
+        with ensemble._pass_of(m, m + 1):
             new = ensemble._logits(_rows(tree, batched, open_rows))[0]
         if new.dim() != 2 or class_dim not in (1, -1):
             raise InputError(

@@ -30,6 +30,7 @@ from sigmanens.errors import CheckpointError, ConversionError, InputError
 from sigmanens.fingerprint import own_keys, shared_fingerprints
 from sigmanens.plan import Plan
 from sigmanens.rules import qualified_name
+from sigmanens.schedule import is_sharded
 
 __all__ = [
     "FORMAT_VERSION",
@@ -59,11 +60,17 @@ def save_pretrained(ensemble: SigmaEnsemble, directory: str | Path, shared: str 
 
     Raises:
         CheckpointError: if shared tensors changed under "never", or writing fails; then an older
-            checkpoint stays whole.
+            checkpoint stays whole; or parameters are divided over ranks.
         InputError: for an unknown ``shared``.
     """
     if shared not in ("auto", "never", "always"):
         raise InputError(f"shared is {shared!r}; expected 'auto', 'never' or 'always'")
+    if is_sharded(ensemble.network):
+        raise CheckpointError(
+            "parameters are divided over ranks (FSDP): gather them by get_model_state_dict(ens, "
+            "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint and "
+            "load them into an ensemble of one process, which can be saved (docs/scale.md)"
+        )
     state = {k: v for k, v in ensemble.network.state_dict().items() if isinstance(v, Tensor)}
     own = own_keys(ensemble.network)
     now = shared_fingerprints(ensemble.network)

@@ -24,6 +24,7 @@ from sigmanens.batchnorm import RunningStatistics
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.fused import MemberSyncBatchNorm, SigmaSyncBatchNorm
+from sigmanens.schedule import is_sharded
 
 __all__ = ["average_gradients", "average_statistics", "own_members"]
 
@@ -97,8 +98,8 @@ def own_members(
         the members of this rank.
 
     Raises:
-        InputError: if J does not divide the number of ranks or M, or a SyncBatchNorm would mix the
-            statistics of ranks that run different members.
+        InputError: if J does not divide the number of ranks or M, a SyncBatchNorm would mix the
+            statistics of ranks that run different members, or FSDP their gradients.
     """
     world = dist.get_world_size(group)
     ranks = world if member_ranks is None else member_ranks
@@ -107,6 +108,11 @@ def own_members(
         raise InputError(
             f"member_ranks is {ranks}; expected a number that divides both the {world} processes "
             f"and the {members} members, so that every member weighs the same"
+        )
+    if is_sharded(ensemble) and ranks > 1:
+        raise InputError(
+            "parameters are divided over ranks (FSDP), which must run the same members then: their "
+            "gradients have one sum. Divide the batch only, with member_ranks=1, or do not shard"
         )
     mixing = [n for n, m in ensemble.network.named_modules() if isinstance(m, _SYNCHRONISED)]
     if mixing and ranks > 1:

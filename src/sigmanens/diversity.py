@@ -44,6 +44,7 @@ from sigmanens.measures import (
 )
 from sigmanens.norms import SigmaNorm
 from sigmanens.probes import dropout_disagreement, pull_norms
+from sigmanens.scales import whole
 from sigmanens.selection import as_ensemble, select
 from sigmanens.theory import (
     flat_range,
@@ -282,7 +283,8 @@ def _check_form(form: str) -> None:
 def gates(layers: Sequence[SigmaNorm]) -> Tensor:
     """σ(γ) of all channels of some layers: (M, N), one sigmoid for all."""
     members = layers[0].axis.num_members
-    return torch.sigmoid(torch.cat([m.scale_logit.reshape(members, -1) for m in layers], 1))
+    logits = [whole(m.scale_logit).reshape(members, -1) for m in layers]
+    return torch.sigmoid(torch.cat(logits, 1))
 
 
 def log_softmax_sum(s: Tensor, tau: float) -> Tensor:

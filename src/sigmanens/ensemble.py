@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -145,11 +146,13 @@ class SigmaEnsemble(MemberPasses):
         kwargs: Mapping[str, Any] | None = None,
         scale: float = 1.0,
         backward: Callable[[Tensor], Any] = Tensor.backward,
+        split: bool = False,
     ) -> Tensor:
         """Accumulate the gradients of ``loss_fn(self(x), y, self)`` one member at a time.
 
         The same gradients and buffers as one folded pass, with the activations of one member in
-        memory. The penalty is counted once.
+        memory. The penalty is counted once. After ``ens.network.compile()`` one compiled graph
+        serves all members.
 
         Args:
             x: inputs, as for :meth:`predict`.
@@ -159,17 +162,28 @@ class SigmaEnsemble(MemberPasses):
             scale: factor on the loss before each backward call (1 / accumulation steps).
             backward: what to call with a loss: ``accelerator.backward``,
                 ``lambda l: scaler.scale(l).backward()``, Lightning's ``manual_backward``.
+            split: x and y hold M·b rows, of which member m sees rows m·b … (m+1)·b - 1 only, as
+                ``loss_fn(self(x, split=True), y, self, split=True)`` does (labels that are ignored
+                count in the mean of their member here).
 
         Returns:
             the total loss, unscaled and detached: ().
+
+        Raises:
+            InputError: under ``split``, if the members do not divide the rows. What the forward
+                pass and the loss raise.
         """
         args, named = call_arguments(x)
         named = named | dict(kwargs or {})
         total: Tensor | None = None
         k = self.axis.active
-        with self._shared_prefix(args, named) as leaves:
-            for m in range(self.axis.start, self.axis.stop):
-                with self.axis.only(m, m + 1):
+        shares = self._shares(args, named, y) if split else None
+        prefix = nullcontext() if split else self._shared_prefix(args, named)
+        with prefix as leaves:
+            for i, m in enumerate(range(self.axis.start, self.axis.stop)):
+                if shares is not None:
+                    args, named, y = shares[i]
+                with self._pass_of(m, m + 1):
                     task = loss_fn.task(logits_of(self(*args, **named)), y) / k
                     backward(task * scale)  # here, for activation checkpointing runs forward again
                 total = task.detach() if total is None else total + task.detach()
@@ -240,7 +254,7 @@ class SigmaEnsemble(MemberPasses):
                 part = narrow(tree, batched, first, min(rows, size - first))
                 blocks = []
                 for m in range(0, k, group):
-                    with self.axis.only(m, min(m + group, k)):
+                    with self._pass_of(m, min(m + group, k)):
                         blocks.append(self._logits(part))
                 parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
             return Prediction.cat(parts)

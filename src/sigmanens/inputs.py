@@ -146,9 +146,20 @@ def batch_size(
 
     map_tensors(look, input_tree(args, kwargs))
     if not found:
+        arrays = [
+            f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give "
+            "torch.as_tensor(…)"
+            for name, value in input_tree(args, kwargs).items()
+            if not isinstance(value, Tensor) and hasattr(value, "__array__")
+        ]
         raise InputError(
             "no input tensor with a batch dimension was given; expected at least one tensor of "
-            "shape (B, …). If the batch lies in another dimension, name it: batch_dims={'x': 1}"
+            "shape (B, …). "
+            + (
+                f"Input {', '.join(arrays)}"
+                if arrays
+                else "If the batch lies in another dimension, name it: batch_dims={'x': 1}"
+            )
         )
     return found[0]
 

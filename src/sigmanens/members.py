@@ -63,6 +63,16 @@ class MemberAxis:
             self.start, self.stop = before
 
     @contextmanager
+    def alone(self, members: int) -> Iterator[None]:
+        """Count this many members, all in the pass, while layers hold these only (see `alone`)."""
+        before = (self.num_members, self.start, self.stop, self.memory)
+        self.num_members, self.start, self.stop, self.memory = members, 0, members, None
+        try:
+            yield
+        finally:
+            self.num_members, self.start, self.stop, self.memory = before
+
+    @contextmanager
     def remembering(self) -> Iterator[None]:
         """Let layers remember what depends on parameters and buffers alone, until the block ends.
 
@@ -77,7 +87,9 @@ class MemberAxis:
 
     def recall(self, layer: Any, make: Callable[[], Any], kind: Any = None) -> Any:
         """What a layer remembers for the members of this pass, or what ``make()`` gives."""
-        if self.memory is None or torch.is_grad_enabled() or layer.training or self.probing:
+        if self.memory is None or torch.compiler.is_compiling():
+            return make()
+        if torch.is_grad_enabled() or layer.training or self.probing:
             return make()
         key = (id(layer), kind, self.start, self.stop)
         if key not in self.memory:

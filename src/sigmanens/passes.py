@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from sigmanens.alone import alone, can_be_alone, is_compiled, uncompiled
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.inputs import batch_size, find_batched, input_tree, resolve_batch_dims, split_tree
 from sigmanens.members import MemberAxis, expand, join, narrow, unfold
 from sigmanens.plan import Plan, check_schedule
 from sigmanens.prediction import logits_of
 from sigmanens.prefix import Leaves, Prefix
-from sigmanens.schedule import device_of, in_process_group, members_per_pass, runs_as_called
+from sigmanens.schedule import (
+    device_of,
+    in_process_group,
+    is_sharded,
+    members_per_pass,
+    runs_as_called,
+)
 from sigmanens.verify import folding_problem, resized, shared_prefix
 
 if TYPE_CHECKING:
@@ -56,7 +64,9 @@ class MemberPasses(nn.Module):
         self.report = report
         self._schedule: str | int = plan.schedule
         self.training = network.training
-        self.register_buffer("temperature", torch.ones(()))
+        place = next(chain(network.parameters(), network.buffers()), None)
+        device = None if place is None else place.device
+        self.register_buffer("temperature", torch.ones((), device=device))
         self._dims = resolve_batch_dims(network, plan.batch_dims)
         self._checked = False
         self._prefix: Prefix | None = None
@@ -104,12 +114,7 @@ class MemberPasses(nn.Module):
             self._hint(guessed, tree, size)
         k = self.axis.active
         if split:
-            if size % k:
-                raise InputError(
-                    f"split=True got {size} rows, which {k} members do not divide: member m sees "
-                    f"its own share. Give {k * (size // k) or k} rows or use split=False"
-                )
-            size //= k
+            size = _share(size, k)
         group = self._group(tree, batched, size)
         if torch.is_grad_enabled():
             self.axis.grouped = group < k
@@ -125,7 +130,7 @@ class MemberPasses(nn.Module):
             part = tree
             if split:
                 part = narrow(tree, batched, (first - start) * size, (last - first) * size)
-            with self.axis.only(first, last):
+            with self._pass_of(first, last):
                 blocks.append(self.run(part, batched, size, split, recorded))
             sizes.append(last - first)
         return join(blocks, sizes)
@@ -155,6 +160,29 @@ class MemberPasses(nn.Module):
         with self._prefix.replaying(recorded, k):
             return unfold(self.network(*args, **kwargs), k, size)
 
+    def _shares(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]:
+        """Positional and keyword inputs and labels of each active member's share of the rows."""
+        tree = input_tree(args, kwargs)
+        rows, k = batch_size(args, kwargs, self._dims), self.axis.active
+        size = _share(rows, k)
+        if y.shape[0] != rows:
+            raise InputError(
+                f"split=True got {rows} rows and {y.shape[0]} labels; expected one label per row"
+            )
+        batched, _ = find_batched(tree, rows, self._dims)
+        parts = (narrow(tree, batched, i * size, size) for i in range(k))
+        labels = y.split(size)
+        given = [split_tree(part) for part in parts]
+        return [(tuple(a), named, labels[i]) for i, (a, named) in enumerate(given)]
+
+    def _pass_of(self, start: int, stop: int) -> AbstractContextManager[None]:
+        """Restrict passes to some members; a compiled network holds no others meanwhile."""
+        if runs_as_called() and is_compiled(self) and can_be_alone(self.network, self.axis):
+            return alone(self.network, self.axis, start, stop)
+        return self.axis.only(start, stop)
+
     def _group(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> int:
         """Members per pass under the schedule; folding is verified on the first batch."""
         k = self.axis.active
@@ -168,11 +196,14 @@ class MemberPasses(nn.Module):
             return self.schedule
         if self.schedule == "folded" or not runs_as_called() or in_process_group():
             return k
+        if is_compiled(self):
+            return k
         return members_per_pass(k, size, self._row_bytes, device_of(tree, self.temperature))
 
     def _verify(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> None:
         """Fall back to one member at a time, or refuse, if folding changes the results."""
-        problem, self._row_bytes = folding_problem(self, tree, batched)
+        with uncompiled():
+            problem, self._row_bytes = folding_problem(self, tree, batched)
         # Ranks of one job must run the same passes: there, the first batch has to do.
         self._checked = problem is not None or in_process_group()
         if not problem:
@@ -199,6 +230,8 @@ class MemberPasses(nn.Module):
     def _record(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> list[Any] | None:
         """Results of the shared prefix for these inputs, or None where it is not to be used."""
         if not runs_as_called() or not batched or not size:
+            return None
+        if is_compiled(self) or is_sharded(self.network):
             return None
         if not self._prefix_sought:
             self._prefix, note = shared_prefix(self, tree, batched)
@@ -264,3 +297,13 @@ class MemberPasses(nn.Module):
     def _logits(self, tree: dict[str, Any]) -> Tensor:
         args, kwargs = split_tree(tree)
         return logits_of(self(*args, **kwargs))
+
+
+def _share(rows: int, members: int) -> int:
+    """Rows of each member when they divide a batch."""
+    if rows % members or not rows:
+        raise InputError(
+            f"split=True got {rows} rows, which {members} members do not divide: member m sees its "
+            f"own share. Give {members * (rows // members) or members} rows or use split=False"
+        )
+    return rows // members

@@ -30,7 +30,7 @@ from sigmanens.errors import InputError
 from sigmanens.members import MemberAxis
 from sigmanens.memberwise import each, scales_in_kernel
 
-__all__ = ["HOOKS", "Affine", "MemberNorm", "SigmaNorm", "adopt_hooks", "without_hooks"]
+__all__ = ["HOOKS", "Affine", "MemberNorm", "SigmaNorm", "adopt_hooks", "whole", "without_hooks"]
 
 HOOKS = (
     "_forward_hooks",
@@ -65,6 +65,12 @@ class Affine:
     def per_member_shift(self) -> bool:
         """Whether each member has a trained shift of its own."""
         return self.shift is not None and self.shift.dim() == self.logit.dim()
+
+
+def whole(t: Tensor) -> Tensor:
+    """A parameter that is divided over ranks (FSDP), gathered; any other as it is."""
+    gather = None if torch.compiler.is_compiling() else getattr(t, "full_tensor", None)
+    return t if gather is None else gather()
 
 
 def adopt_hooks(new: nn.Module, source: nn.Module) -> None:
@@ -299,7 +305,8 @@ class SigmaNorm(MemberNorm):
 
     def gates(self) -> Tensor:
         """σ(γ) (M, *S), the member's share of each channel; the plain factor under "linear"."""
-        return torch.sigmoid(self.scale_logit) if self.kind == "sigmoid" else self.scale
+        logit = whole(self.logit)
+        return torch.sigmoid(logit) if self.kind == "sigmoid" else logit
 
     def scales(self) -> Tensor:
         """Effective scales of all members, (M, *S), at least float32."""

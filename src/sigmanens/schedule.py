@@ -9,16 +9,24 @@ really does best is measured by :func:`sigmanens.measure_schedule`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigmanens.members import map_tensors
 from sigmanens.memberwise import is_eager
 
-__all__ = ["PASS_BYTES", "device_of", "in_process_group", "members_per_pass", "runs_as_called"]
+__all__ = [
+    "PASS_BYTES",
+    "device_of",
+    "in_process_group",
+    "is_sharded",
+    "members_per_pass",
+    "runs_as_called",
+]
 
 PASS_BYTES = 8 * 2**20
 """Bytes of the largest normalised activation up to which members are folded on a CPU."""
@@ -50,6 +58,16 @@ def runs_as_called() -> bool:
 def in_process_group() -> bool:
     """Whether this is one process of several, which must run the same passes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether parameters are divided over ranks (FSDP) and whole only while a module runs."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    names = ("FSDPModule", "FullyShardedDataParallel")
+    kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
+    return any(isinstance(m, kinds) for m in module.modules()) or any(
+        hasattr(p, "full_tensor") for p in module.parameters()
+    )
 
 
 def device_of(tree: Mapping[str, Any], default: Tensor) -> torch.device:

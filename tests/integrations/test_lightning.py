@@ -332,3 +332,9 @@ def test_frozen_statistics_stay_frozen() -> None:
     assert torch.equal(model.network[0].weight, weights)
     assert module.history[0]["loss"] > 0
     assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in model.parameters())
+
+
+def test_rows_of_their_own_are_for_a_sigma_ensemble() -> None:
+    rival = SeparateNetworks([dense(True), dense(True)])
+    with pytest.raises(InputError, match="split=True got a SeparateNetworks"):
+        EnsembleModule(rival, EnsembleLoss(), lr=0.1, split=True)

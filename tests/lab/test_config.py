@@ -109,6 +109,11 @@ def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
         ([_set("recipe", "batch_size", 0)], "recipe.batch_size 0"),
         ([_set("recipe", "precision", "16")], "recipe.precision is '16'"),
         ([_set("recipe", "flip_crop", -1)], "recipe.flip_crop is -1"),
+        ([_set("recipe", "member_batches", "each")], "recipe.member_batches is 'each'"),
+        (
+            [_set("recipe", "member_batches", "share"), _set("ensemble", "members", 3)],
+            "3 members do not divide a batch of 128",
+        ),
         ([_set("", "threads", 0)], "threads is 0"),
         ([_set("ensemble", "scale", "linear")], "ensemble.scale is 'linear'"),
         (

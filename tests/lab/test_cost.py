@@ -51,6 +51,23 @@ def test_members_multiply_what_is_computed_and_kept_but_not_the_parameters() -> 
     assert four.params == one.params + 3 * heads + 4 * 4 - 8
 
 
+def test_what_is_kept_is_neither_the_weights_nor_the_whole_training_set() -> None:
+    base = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 10, bias=False))
+    whole = torch.randn(1000, 5, 64)  # sequences, for which weights are kept as their transposes
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x).mean(1)
+
+    cost = cost_of(SeparateNetworks([Mean()]), whole[:2], Y, 1)
+    row = 4 * 5 * 64  # bytes of one sequence: the input, and what enters the second layer
+    assert 2 * row <= cost.saved_bytes <= 3 * row + 4 * 200
+
+
 def test_the_network_is_left_alone() -> None:
     ensemble = convert(network(), 2, init="normal", head="copy")
     before = {k: v.clone() for k, v in ensemble.state_dict().items()}

@@ -19,6 +19,7 @@ from sigmanens.lab.data import (
     ImageSet,
     augment_flip_crop,
     batches,
+    draw_order,
     resize_images,
     stratified_split,
 )
@@ -318,3 +319,38 @@ def test_a_reflected_border_shows_the_picture_itself() -> None:
         augment_flip_crop(x, 2, border="wrap")
     with pytest.raises(InputError, match="reflects more"):
         augment_flip_crop(x, 6, border="reflect")
+
+
+# --- drawing a part ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 5))
+def test_a_drawn_order_has_every_picture_once(labels: list[int], seed: int) -> None:
+    given = torch.tensor(labels)
+    for stratify in (False, True):
+        order = draw_order(given, seed, stratify)
+        assert sorted(order.tolist()) == list(range(len(labels)))
+        assert torch.equal(order, draw_order(given, seed, stratify))
+    plain = torch.randperm(len(labels), generator=seeded(seed))
+    assert torch.equal(draw_order(given, seed), plain)
+
+
+@given(st.integers(1, 6), st.integers(2, 8), st.integers(0, 5), st.data())
+def test_the_first_of_a_drawn_order_hold_equal_classes_in_equal_numbers(
+    classes: int, each: int, seed: int, data: st.DataObject
+) -> None:
+    labels = torch.arange(classes).repeat(each)
+    order = draw_order(labels, seed, stratify=True)
+    count = data.draw(st.integers(1, len(labels)))
+    found = torch.bincount(labels[order[:count]], minlength=classes)
+    assert int(found.max() - found.min()) <= 1
+
+
+def test_classes_of_unequal_size_are_drawn_in_proportion() -> None:
+    labels = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)
+    order = draw_order(labels, 0, stratify=True)
+    for count in (10, 50, 90):
+        found = torch.bincount(labels[order[:count]], minlength=3)
+        assert (found - count * torch.tensor([0.6, 0.3, 0.1])).abs().max() <= 1
+    other = draw_order(labels, 1, stratify=True)
+    assert set(order[:50].tolist()) != set(other[:50].tolist())

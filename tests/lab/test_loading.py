@@ -171,6 +171,15 @@ def test_limit_takes_the_first_of_a_seeded_permutation(write: Write) -> None:
     assert len(load_images(folder, "test", limit=100)) == 6
 
 
+def test_the_square_in_the_middle_is_shown(write: Write) -> None:
+    """Exactly, where its side is the size; the aspect ratio is kept."""
+    tall = np.random.default_rng(1).integers(0, 256, (16, 8, 3), dtype=np.uint8)
+    folder = write(PETS, train=pets([0, 1, 2], [*PNGS[:2], encode(tall)]))
+    images = load_images(folder, "train", size=6, crop=0.75).images
+    assert torch.equal(images[:2], TENSOR[:2, :, 1:7, 1:7])
+    assert torch.equal(images[2], torch.tensor(tall[5:11, 1:7]).permute(2, 0, 1))
+
+
 def test_folders_of_picture_files_take_the_same_path(tmp_path: Path) -> None:
     for i, kind in enumerate(["dog", "cat", "dog"]):
         (tmp_path / "train" / kind).mkdir(parents=True, exist_ok=True)
@@ -276,9 +285,14 @@ def test_sources_that_are_no_data_set_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"channels": 2}, "channels must be 1 or 3; got 2"), ({"limit": 0}, "limit must be at least")],
+    [
+        ({"channels": 2}, "channels must be 1 or 3; got 2"),
+        ({"limit": 0}, "limit must be at least"),
+        ({"crop": 0.9}, "crop is 0.9 and size None"),
+        ({"crop": 1.1, "size": 8}, "crop is 1.1 and size 8"),
+    ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_images("anything", "train", **options)
 

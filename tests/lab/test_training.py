@@ -21,11 +21,11 @@ pytest.importorskip("lightning")
 import lightning as L
 from tests.lab.small import digits, distance, ensemble, equal, network, penalised, single, snapshot
 
-from sigmanens import Diversity, EnsembleLoss, SigmaEnsemble, diversity
+from sigmanens import Diversity, EnsembleLoss, SigmaEnsemble, diversity, evaluation
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.errors import DataError, NonFiniteError, RunError
+from sigmanens.errors import ConfigError, DataError, NonFiniteError, RunError
 from sigmanens.lab.digits import Labelled
-from sigmanens.lab.training import Recipe, members_of, parameters, train_network
+from sigmanens.lab.training import Recipe, drawn, members_of, parameters, train_network
 
 DATA = digits(48)
 RECIPE = Recipe(epochs=3, batch_size=20, lr=0.05, flip_crop=1)
@@ -390,3 +390,93 @@ def test_a_small_last_batch_may_be_left_out() -> None:
     assert torch.equal(less[40:], whole[48:88])
     few = seen(single, 1, replace(recipe, batch_size=200, drop_last=True))
     assert len(few) == 96  # there is no whole batch to keep
+
+
+class Rows(EnsembleLoss):
+    """The loss, which keeps the labels that it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__(diversity=None)
+        self.shown: list[Tensor] = []
+
+    def task(self, logits: Tensor, y: Tensor, **options: Any) -> Tensor:
+        self.shown.append(y.clone())
+        return super().task(logits, y, **options)
+
+
+@pytest.mark.parametrize("mode", ["own", "share"])
+def test_members_may_have_batches_of_their_own(mode: str) -> None:
+    numbered = Labelled(DATA.images, torch.arange(48) % 10)
+    recipe = Recipe(epochs=1, batch_size=20, lr=0.05, flip_crop=1, member_batches=mode)
+    same, own = Rows(), Rows()
+    train_network(ensemble(2, schedule="sequential"), numbered, recipe, own, seed=3)
+    plain = replace(recipe, member_batches="same")
+    train_network(ensemble(2, schedule="folded"), numbered, plain, same, seed=3)
+    first, second = torch.cat(own.shown[::2]), torch.cat(own.shown[1::2])
+    together = torch.cat(same.shown)
+    if mode == "own":  # each goes through all of them, the first in the order of all
+        assert torch.equal(first, together)
+        assert torch.equal(second.sort().values, together.sort().values)
+        assert not torch.equal(second, together)
+    else:  # together they go through all of them once
+        assert [len(y) for y in own.shown] == [10, 10, 10, 10, 4, 4]
+        assert torch.equal(torch.cat(own.shown), together)
+
+
+@pytest.mark.parametrize("mode", ["own", "share"])
+def test_batches_of_their_own_train_folded_as_they_do_one_at_a_time(mode: str) -> None:
+    recipe = Recipe(epochs=2, batch_size=20, lr=0.05, flip_crop=1, member_batches=mode)
+    nets = [ensemble(2, schedule=s) for s in ("folded", "sequential")]
+    told = [train_network(n, DATA, recipe, penalised(), seed=1) for n in nets]
+    assert told[0].history[-1]["loss"] == pytest.approx(told[1].history[-1]["loss"], abs=1e-4)
+    assert distance(snapshot(nets[0]), snapshot(nets[1])) < 1e-3
+    other = ensemble(2, schedule="folded")
+    train_network(other, DATA, replace(recipe, member_batches="same"), penalised(), seed=1)
+    assert distance(snapshot(nets[0]), snapshot(other)) > 1e-2
+
+
+def test_a_share_too_small_for_all_members_is_left_out() -> None:
+    recipe = Recipe(epochs=1, batch_size=47, lr=0.01, member_batches="share")
+    loss = Rows()
+    train_network(ensemble(2, schedule="folded"), Labelled(*(t[:48] for t in DATA)), recipe, loss)
+    assert [len(y) for y in loss.shown] == [46]  # of 47, then of 1
+
+
+def test_batches_of_their_own_need_an_ensemble_that_takes_them() -> None:
+    recipe = Recipe(epochs=1, member_batches="own")
+    torch.manual_seed(0)
+    two = SeparateNetworks([network(0), network(1)])
+    with pytest.raises(ConfigError, match="SeparateNetworks gives all members the same batch"):
+        train_network(two, DATA, recipe, EnsembleLoss())
+    alone, alike = single(), single()
+    recipe = replace(recipe, epochs=1, batch_size=20)
+    train_network(alone, DATA, recipe, EnsembleLoss())
+    train_network(alike, DATA, replace(recipe, member_batches="same"), EnsembleLoss())
+    assert equal(snapshot(alone), snapshot(alike))
+
+
+def test_validation_examples_are_watched_and_change_nothing() -> None:
+    recipe = Recipe(epochs=2, batch_size=20, lr=0.05, flip_crop=1)
+    watched, alone = ensemble(3), ensemble(3)
+    held_out = digits(30, seed=7)
+    told = train_network(watched, DATA, recipe, penalised(), seed=1, watched=held_out)
+    train_network(alone, DATA, recipe, penalised(), seed=1)
+    assert equal(snapshot(watched), snapshot(alone))
+    pred = watched.predict(held_out.images)
+    expected = evaluation.diversity.jensen_gap(pred.member_log_probs, held_out.labels)
+    assert told.history[-1]["val_jensen_gap"] == pytest.approx(float(expected), abs=1e-5)
+    assert told.history[0]["val_jensen_gap"] != told.history[1]["val_jensen_gap"]
+
+
+def test_what_is_watched_is_drawn_once() -> None:
+    data = digits(30)
+    some = drawn(data, 10)
+    assert some is not None
+    again = drawn(data, 10)
+    assert again is not None
+    assert len(some.labels) == 10
+    assert torch.equal(some.images, again.images)
+    assert drawn(data, 0) is None
+    every = drawn(data, 99)
+    assert every is not None
+    assert torch.equal(every.labels, data.labels)

@@ -72,6 +72,18 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(tmp_path: Path)
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in before.items())
 
 
+def test_a_layer_for_other_classes_keeps_its_own_values(tmp_path: Path) -> None:
+    source, target = trained(), digits_net(num_classes=3)
+    torch.save(source.state_dict(), tmp_path / "weights.pt")
+    head = target.linear.weight.clone()
+    load_weights(target, tmp_path / "weights.pt", new="linear.")
+    assert torch.equal(target.linear.weight, head)
+    assert torch.equal(target.conv1.weight, source.conv1.weight)
+    assert torch.equal(target.bn1.running_var, source.bn1.running_var)
+    with pytest.raises(DataError, match=r"of another shape: linear\.weight"):
+        load_weights(target, tmp_path / "weights.pt", new="conv1.")
+
+
 def test_long_lists_of_keys_are_cut(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     with pytest.raises(DataError, match=r"27 missing in the file: \S+, \S+, \S+ and 24 more;"):

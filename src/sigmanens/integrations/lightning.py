@@ -45,6 +45,8 @@ class EnsembleModule(L.LightningModule):
             "multistep" (times ``gamma`` after each epoch of ``milestones``) or "constant"; each
             parameter group keeps its own peak.
         transform: applied to every x before the network, in validation and testing too.
+        split: a training batch holds M·b rows, of which each member of a SigmaEnsemble sees its own
+            b (:meth:`SigmaEnsemble.forward`).
 
     Attributes:
         history: one dict per epoch: epoch, loss, task, penalty, lr (base rate of the last step)
@@ -53,8 +55,8 @@ class EnsembleModule(L.LightningModule):
             Kept in Lightning checkpoints.
 
     Raises:
-        InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1), or
-            "multistep" without milestones.
+        InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1),
+            "multistep" without milestones, or ``split`` of anything but a SigmaEnsemble.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class EnsembleModule(L.LightningModule):
         milestones: Sequence[int] = (),
         gamma: float = 0.1,
         transform: Callable[[Tensor], Tensor] | None = None,
+        split: bool = False,
     ) -> None:
         super().__init__()
         for key, value, known in (
@@ -89,7 +92,13 @@ class EnsembleModule(L.LightningModule):
                 f"schedule 'multistep' got milestones {list(milestones)} and gamma {gamma!r}; "
                 "expected at least one epoch ≥ 1, and a factor > 0"
             )
+        if split and not isinstance(network, SigmaEnsemble):
+            raise InputError(
+                f"split=True got a {type(network).__name__}; only a SigmaEnsemble gives each "
+                "member its own rows"
+            )
         self.network = network
+        self.split = split
         self.loss_fn = loss_fn
         self.options = {"lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult}
         self.kind = optimizer
@@ -124,13 +133,17 @@ class EnsembleModule(L.LightningModule):
         if self.loss_fn.diversity is not None:
             self.loss_fn.diversity.step = self.trainer.global_step
         if self.automatic_optimization:
-            loss = self.loss_fn(logits_of(self.network(x)), y, ensemble)
+            given = {"split": True} if self.split else {}
+            logits = logits_of(self.network(x, **given))
+            loss = self.loss_fn(logits, y, ensemble, split=self.split)
         else:
             assert ensemble is not None
             optimizer = self.optimizers()
             assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
             optimizer.zero_grad()
-            loss = ensemble.backward(x, y, self.loss_fn, backward=self.manual_backward)
+            loss = ensemble.backward(
+                x, y, self.loss_fn, backward=self.manual_backward, split=self.split
+            )
             optimizer.step()
             scheduler = self.lr_schedulers()
             if scheduler is not None:

@@ -26,6 +26,7 @@ from sigmanens.errors import ConfigError, RunError, SigmaNensError
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
 from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.explain import ExplainConfig
+from sigmanens.lab.recipes import RECIPES, recipe_path
 
 __all__ = ["main"]
 
@@ -206,6 +207,7 @@ def _parser() -> ArgumentParser:
     sub.add_argument("--config", action="config", help="YAML file with any of these options")
     sub.add_argument("--out", type=str, required=True, help="folder for the run, new or empty")
     sub.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    sub.epilog = f"--recipe NAME stands for the YAML file of one of: {', '.join(RECIPES)}."
     sub.add_class_arguments(TrainConfig)
     commands.add_subcommand("train", sub, help=train.__doc__)
 
@@ -283,17 +285,20 @@ def _study_arguments(sub: ArgumentParser) -> None:
     sub.add_class_arguments(BenchConfig)
 
 
-def _with_presets(arguments: list[str]) -> list[str]:
-    """``--preset NAME`` as ``--config FILE``."""
+def _with_files(arguments: list[str]) -> list[str]:
+    """``--preset NAME`` and, of train, ``--recipe NAME`` as ``--config FILE``."""
+    places = {"--preset": preset_path}
+    if arguments[:1] == ["train"]:
+        places["--recipe"] = recipe_path
     found: list[str] = []
     rest = iter(arguments)
     for argument in rest:
         flag, equals, name = argument.partition("=")
-        if flag != "--preset":
+        if flag not in places:
             found.append(argument)
             continue
         name = name if equals else next(rest, "")
-        found += ["--config", str(preset_path(name))]
+        found += ["--config", str(places[flag](name))]
     return found
 
 
@@ -314,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["sigmanens", *arguments])
     try:
-        config: Any = _parser().parse_args(_with_presets(arguments))
+        config: Any = _parser().parse_args(_with_files(arguments))
     except ConfigError as e:
         print(f"sigmanens: {e}", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from sigmanens.lab.plain import from_plain
 
 __all__ = [
     "CONTROLS",
+    "MEMBER_BATCHES",
     "DataConfig",
     "DemoConfig",
     "DiversityConfig",
@@ -24,6 +25,8 @@ __all__ = [
     "TrainConfig",
 ]
 
+MEMBER_BATCHES = ("same", "own", "share")
+SCRATCH_TAU, PRETRAINED_TAU = 1.0, 0.1
 CONTROLS = ("single", "single_temperature", "single_finetuned", "sigmanens_lambda0")
 
 
@@ -63,10 +66,17 @@ class DataConfig:
             validation pictures; metrics come from the rest.
         channels: 3 or 1.
         size: height and width to resize to.
+        crop: share of the shorter side that the square shown holds, such as 0.875 for the middle
+            224 of 256 pixels; none: the whole picture is brought to ``size``.
+        lazy: keep pictures encoded, and decode a batch when it is needed: for sets that memory does
+            not hold. Needs ``size``.
+        readers: threads that decode ahead under ``lazy``.
         mean: channels' means of pixels in [0, 1].
         std: channels' standard deviations.
         limit: take only so many training pictures, drawn with ``seed``.
         test_limit: likewise of the test split.
+        stratify: draw ``limit``, ``validation_from_train`` and ``test_limit`` so that all classes
+            are there in proportion.
         ood: out-of-distribution sets, by name: hub names or folders, taken at the size of the test
             pictures.
         ood_splits: their splits, where those are not called like ``test_split``.
@@ -87,10 +97,14 @@ class DataConfig:
     holdout: float = 0.5
     channels: int = 3
     size: int | None = None
+    crop: float | None = None
+    lazy: bool = False
+    readers: int = 0
     mean: list[float] | None = None
     std: list[float] | None = None
     limit: int | None = None
     test_limit: int | None = None
+    stratify: bool = False
     ood: dict[str, str] = field(default_factory=dict)
     ood_splits: dict[str, str] = field(default_factory=dict)
     ood_without: dict[str, list[str]] = field(default_factory=dict)
@@ -105,7 +119,11 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training pictures.
-        batch_size: pictures in a step; every member sees all of them.
+        batch_size: pictures in a step.
+        member_batches: which of them a member of σN-Ens sees: "same" = all, the same for every
+            member; "own" = each member has a batch of its own, ordered and augmented for it alone
+            (the cost is that of "same"); "share" = the members divide the batch (an epoch costs
+            about what it costs one network), the last one of an epoch cut to a multiple of M.
         optimizer: "sgd", "adam" or "adamw".
         lr: base learning rate.
         scale_lr_mult: factor on the rate of scales; None: 100 for batch norms, 10 for others.
@@ -118,6 +136,9 @@ class Recipe:
         gamma: factor by which it falls.
         flip_crop: greatest shift in pixels of the random crop, which comes with random mirroring;
             0: no augmentation.
+        resized_crop: least share of a picture's area that a random window shows, which is brought
+            to ``data.size`` and mirrored at random, in the place of ``flip_crop``; 0: none. Needs
+            ``data.lazy``, which has the pictures as they are stored.
         border: what the crop shows beyond the picture: "zero" or "reflect".
         drop_last: leave out an epoch's last batch where it is smaller than the others; the few
             pictures of such a batch would move batch statistics far.
@@ -127,6 +148,7 @@ class Recipe:
 
     epochs: int = 40
     batch_size: int = 128
+    member_batches: str = "same"
     optimizer: str = "sgd"
     lr: float = 0.1
     scale_lr_mult: float | None = None
@@ -138,6 +160,7 @@ class Recipe:
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
     flip_crop: int = 0
+    resized_crop: float = 0.0
     border: str = "zero"
     drop_last: bool = False
     precision: str = "32-true"
@@ -176,7 +199,9 @@ class DiversityConfig:
     """The penalty (see ``sigmanens.Diversity``).
 
     Attributes:
-        tau: softmax temperature τ; none: 0.1, or what ``owners`` or ``target_cosine`` make of it.
+        tau: softmax temperature τ; none: 1 for a network that is trained from scratch (see
+            docs/results/search.md), 0.1, as published, for one with pretrained weights, or what
+            ``owners`` or ``target_cosine`` make of it.
         weight: λ; 0: no penalty.
         layers: "auto" (the paper's rule), "all" or a regex.
         form: "sum" or "mean".
@@ -246,8 +271,20 @@ class TrainConfig:
             raise ConfigError(
                 f"recipe.precision is {self.recipe.precision!r}; expected '32-true' or 'bf16-mixed'"
             )
+        members, size = self.ensemble.members, self.recipe.batch_size
+        if self.recipe.member_batches not in MEMBER_BATCHES:
+            raise ConfigError(
+                f"recipe.member_batches is {self.recipe.member_batches!r}; expected one of "
+                f"{', '.join(MEMBER_BATCHES)}"
+            )
+        if self.recipe.member_batches == "share" and size % members:
+            raise ConfigError(
+                f"recipe.member_batches is 'share', but {members} members do not divide a batch of "
+                f"{size}: give recipe.batch_size a multiple of {members}"
+            )
         if self.recipe.flip_crop < 0:
             raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")
+        self._check_pictures()
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1")
         if self.penalised and self.ensemble.scale == "linear":
@@ -259,6 +296,38 @@ class TrainConfig:
                 "controls names 'sigmanens_lambda0', but the ensemble itself has no penalty: "
                 "diversity.weight is 0, or ensemble.members 1"
             )
+
+    def _check_pictures(self) -> None:
+        """Raise ConfigError for ways of reading and showing pictures that do not go together."""
+        data, recipe = self.data, self.recipe
+        if data.crop is not None and (data.size is None or not 0 < data.crop <= 1):
+            raise ConfigError(
+                f"data.crop is {data.crop} and data.size {data.size}; expected a share in (0, 1], "
+                "and the size that the square is brought to"
+            )
+        if data.lazy and data.size is None:
+            raise ConfigError("data.lazy needs data.size: the batches hold pictures of one size")
+        if data.readers < 0:
+            raise ConfigError(f"data.readers is {data.readers}; expected at least 0")
+        if recipe.resized_crop and not (0 < recipe.resized_crop <= 1 and data.lazy):
+            raise ConfigError(
+                f"recipe.resized_crop is {recipe.resized_crop} and data.lazy {data.lazy}; expected "
+                "a share in (0, 1], and data.lazy: true, which has the pictures as they are stored"
+            )
+        if recipe.resized_crop and recipe.flip_crop:
+            raise ConfigError(
+                "recipe.resized_crop and recipe.flip_crop are both given; expected one augmentation"
+            )
+
+    @property
+    def penalty(self) -> dict[str, Any]:
+        """Arguments of :class:`sigmanens.Diversity`, τ being set for the kind of training."""
+        given = dict(vars(self.diversity))
+        steered = self.diversity.owners is not None or self.diversity.target_cosine is not None
+        if self.diversity.tau is None and not steered:
+            pretrained = self.model.weights or self.model.options.get("pretrained")
+            given["tau"] = PRETRAINED_TAU if pretrained else SCRATCH_TAU
+        return given
 
     @property
     def penalised(self) -> bool:

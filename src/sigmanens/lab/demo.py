@@ -138,12 +138,12 @@ class _Trial:
         generator = torch.Generator().manual_seed(1000 + seed)
 
         def seen(part: Labelled) -> Labelled:
-            return Labelled(noisy(part.images, NOISE, generator), part.labels)
+            return Labelled(noisy(part.tensor, NOISE, generator), part.labels)
 
         self.train = seen(digits.train)
         validation, test = seen(digits.validation), seen(digits.test)
         more = {
-            s: noisy(test.images, s, torch.Generator().manual_seed(2000 + seed))
+            s: noisy(test.tensor, s, torch.Generator().manual_seed(2000 + seed))
             for s in range(1, 6)
         }
         self.data = EvaluationData(validation, test, digits.ood, {"gaussian_noise": more})

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sigmanens.errors import ConfigError, InputError
-from sigmanens.lab.data import stratified_split
+from sigmanens.lab.data import Pictures, stratified_split
 
 SIDE = 8
 """Height and width of a digit in pixels."""
@@ -27,10 +27,28 @@ _FLAT = 16 / 255
 
 
 class Labelled(NamedTuple):
-    """Pictures (N, 1, 8, 8), float32 in [0, 1], with class numbers (N,), int64."""
+    """Pictures (N, C, H, W), float32, with class numbers (N,), int64.
 
-    images: Tensor
+    Pictures may also be made batch by batch when asked for (:class:`LazyPictures`), and token
+    numbers (N, L), int64, may stand in their place.
+    """
+
+    images: Pictures
     labels: Tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """The pictures (N, C, H, W), for what needs all of them at once.
+
+        Raises:
+            InputError: if they are not in memory.
+        """
+        if not isinstance(self.images, Tensor):
+            raise InputError(
+                f"{len(self.images)} pictures are read batch by batch, and here all are needed at "
+                "once: load them without data.lazy"
+            )
+        return self.images
 
 
 @dataclass(frozen=True, eq=False)

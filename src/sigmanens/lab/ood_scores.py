@@ -16,11 +16,12 @@ from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
 from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.vim import ViM
 from sigmanens.features import head_weights, member_features
+from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 
 __all__ = ["MemberFeatures", "OodScores", "feature_options", "feature_reader"]
 
-MemberFeatures = Callable[[Tensor], Tensor]
+MemberFeatures = Callable[[Pictures], Tensor]
 """From pictures (N, C, H, W) to what the members' heads are given (M, N, D)."""
 
 _TRIED = 64  # pictures on which the head is tried
@@ -44,7 +45,7 @@ def feature_reader(
     """
     device = next(network.parameters()).device
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Pictures) -> Tensor:
         parts = (
             member_features(network, part.to(device), head_name=head_name).float().cpu()
             for part in images.split(batch)
@@ -99,7 +100,7 @@ class OodScores:
 
     def __init__(
         self,
-        logits: Callable[[Tensor], Tensor],
+        logits: Callable[[Pictures], Tensor],
         features: MemberFeatures | None = None,
         train: Labelled | None = None,
         head: tuple[Tensor, Tensor] | None = None,
@@ -125,7 +126,7 @@ class OodScores:
             except InputError as error:
                 self.unfit["vim"] = str(error)
 
-    def __call__(self, images: Tensor, logits: Tensor | None = None) -> Found:
+    def __call__(self, images: Pictures, logits: Tensor | None = None) -> Found:
         """Scores of pictures; ``logits`` (M, N, K) are theirs, if known."""
         together = ood.scores(self.logits(images) if logits is None else logits)
         if self.features is None:
@@ -156,7 +157,7 @@ class OodScores:
 
 def _check_head(
     images: Tensor,
-    logits: Callable[[Tensor], Tensor],
+    logits: Callable[[Pictures], Tensor],
     features: MemberFeatures,
     head: tuple[Tensor, Tensor],
 ) -> None:

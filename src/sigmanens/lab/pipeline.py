@@ -21,17 +21,19 @@ from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.config import TrainConfig
-from sigmanens.lab.data import ImageSet
-from sigmanens.lab.data.sets import load_sets
+from sigmanens.lab.data.sets import PictureSet, load_sets
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits, tempered
 from sigmanens.lab.runs import Run, environment, read_config, read_metrics
-from sigmanens.lab.training import TrainingResult, members_of, parameters, train_network
+from sigmanens.lab.training import TrainingResult, drawn, members_of, parameters, train_network
 from sigmanens.objective import EnsembleLoss
 
 __all__ = ["evaluate_run", "load_run", "load_trained", "train_run"]
+
+WATCHED = 500
+"""Validation examples whose scores are followed while training."""
 
 
 def train_run(
@@ -64,7 +66,7 @@ def train_run(
         train, data, classes = _load(config, training=True)
         assert train is not None
         base = _base(config, len(classes))
-        diversity = Diversity(**vars(config.diversity)) if config.penalised else None
+        diversity = Diversity(**config.penalty) if config.penalised else None
         trial = _convert(base, config)  # what cannot work shows before anything is trained
         if diversity is not None:
             diversity(trial)
@@ -81,7 +83,8 @@ def train_run(
             print(f"training {name}", flush=True)
         return train_network(
             network, train, config.recipe, loss_fn, seed=config.seed,
-            folder=run.path(f"training/{name}"), bar=bar and terminal, lines=bar and not terminal,
+            watched=drawn(data.validation, WATCHED), folder=run.path(f"training/{name}"),
+            bar=bar and terminal, lines=bar and not terminal,
         )  # fmt: skip
 
     def measure(
@@ -234,7 +237,7 @@ def _load(
     return None if sets.train is None else _labelled(sets.train), data, sets.classes
 
 
-def _labelled(images: ImageSet) -> Labelled:
+def _labelled(images: PictureSet) -> Labelled:
     return Labelled(images.normalized(), images.labels)
 
 

@@ -17,6 +17,7 @@ from sigmanens.errors import InputError, NonFiniteError
 from sigmanens.evaluation import intervals, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
 from sigmanens.evaluation.summary import summarize
+from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_histograms import ood_histograms
 from sigmanens.lab.ood_scores import MemberFeatures, OodScores, feature_options, feature_reader
@@ -34,7 +35,7 @@ __all__ = [
     "tempered",
 ]
 
-MemberLogits = Callable[[Tensor], Tensor]
+MemberLogits = Callable[[Pictures], Tensor]
 """From pictures (N, C, H, W) to the members' logits (M, N, K)."""
 
 _INTERVALS: dict[str, Callable[..., float]] = {
@@ -64,7 +65,7 @@ class EvaluationData:
 
     validation: Labelled
     test: Labelled
-    ood: Mapping[str, Tensor] = field(default_factory=dict)
+    ood: Mapping[str, Pictures] = field(default_factory=dict)
     corruption: Mapping[str, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
@@ -91,7 +92,7 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
         active = partial(ensemble.axis.only, 0, members)
 
     @torch.no_grad()
-    def run(images: Tensor) -> Tensor:
+    def run(images: Pictures) -> Tensor:
         network.eval()
         with active():
             parts = [network(part.to(device)).float().cpu() for part in images.split(batch)]
@@ -117,7 +118,7 @@ def tempered(logits: MemberLogits, validation: Labelled) -> MemberLogits:
         raise InputError(f"tempered got logits of {len(held_out)} members; expected one network")
     temperature = fit_temperature(torch.log_softmax(held_out[0], 1), validation.labels)
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Pictures) -> Tensor:
         return logits(images) / temperature
 
     return run

@@ -21,14 +21,15 @@ import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
 from torch import Tensor, nn
 
-from sigmanens.errors import DataError, RunError
+from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.errors import ConfigError, DataError, RunError
 from sigmanens.integrations.lightning import EnsembleModule
 from sigmanens.lab.config import Recipe
-from sigmanens.lab.data import augment_flip_crop, batches
+from sigmanens.lab.data import LazyPictures, augment_flip_crop, batches, take
 from sigmanens.lab.digits import Labelled
 from sigmanens.objective import EnsembleLoss
 
-__all__ = ["Recipe", "TrainingResult", "members_of", "parameters", "train_network"]
+__all__ = ["Recipe", "TrainingResult", "drawn", "members_of", "parameters", "train_network"]
 
 
 @dataclass
@@ -45,8 +46,9 @@ class TrainingResult:
 class _Epochs:
     """Batches of one epoch; Lightning iterates it once an epoch."""
 
-    def __init__(self, data: Labelled, recipe: Recipe, seed: int) -> None:
+    def __init__(self, data: Labelled, recipe: Recipe, seed: int, members: int = 1) -> None:
         self.data, self.recipe, self.seed = data, recipe, seed
+        self.members = members
         self.epoch = 0
 
     @property
@@ -59,20 +61,57 @@ class _Epochs:
         """Whether there is a whole batch to keep when the last one is left out."""
         return self.recipe.drop_last and len(self.data.labels) >= self.recipe.batch_size
 
+    @property
+    def least(self) -> int:
+        """Pictures that a batch holds at least."""
+        return self.members if self.recipe.member_batches == "share" else 1
+
     def __len__(self) -> int:
         whole, rest = divmod(len(self.data.labels), self.recipe.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return whole + (rest >= self.least and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(self.epoch_seed)
+        if self.recipe.member_batches == "own":
+            orders = [self._order(m) for m in range(self.members)]
+            for parts in zip(*orders, strict=True):
+                x = torch.cat([x for x, _ in parts])
+                yield _laid_out(x, self.recipe), torch.cat([y for _, y in parts])
+            return
+        for x, y in self._order(0):
+            whole = len(y) - len(y) % self.least
+            if whole:
+                yield _laid_out(x[:whole], self.recipe), y[:whole]
+
+    def _order(self, member: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in one order, augmented; the first member's are those that all see together."""
+        seed = self.epoch_seed + 1_000_000_007 * member
+        generator = torch.Generator().manual_seed(seed)
         images, labels = self.data
+        if isinstance(images, LazyPictures) and self.recipe.resized_crop:
+            images = images.viewed(self.recipe.resized_crop, seed)
         size = self.recipe.batch_size
         for x, y in batches(images, labels, size, True, generator, self.drop_last):
             if self.recipe.flip_crop:
                 x = augment_flip_crop(x, self.recipe.flip_crop, generator, self.recipe.border)
-            if self.recipe.channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
             yield x, y
+
+
+class _Watched:
+    """The validation examples that are looked at after each epoch, batch by batch."""
+
+    def __init__(self, data: Labelled, recipe: Recipe) -> None:
+        self.data, self.recipe = data, recipe
+
+    def __len__(self) -> int:
+        return -(-len(self.data.labels) // self.recipe.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in batches(*self.data, self.recipe.batch_size):
+            yield _laid_out(x, self.recipe), y
+
+
+def _laid_out(x: Tensor, recipe: Recipe) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if recipe.channels_last else x
 
 
 class _StartEpoch(Callback):
@@ -133,6 +172,7 @@ def train_network(
     loss_fn: EnsembleLoss,
     *,
     seed: int = 0,
+    watched: Labelled | None = None,
     folder: Path | None = None,
     bar: bool = False,
     lines: bool = False,
@@ -147,6 +187,8 @@ def train_network(
         loss_fn: objective.
         seed: of the order, augmentation and dropout; everything random about the network itself is
             drawn before.
+        watched: validation examples, like ``data``, whose scores and Jensen gap are put into the
+            history after each epoch; they choose nothing. None: no such scores.
         folder: where the state after each epoch is kept; a training that was interrupted there is
             resumed. None: not kept.
         bar: show a progress bar.
@@ -154,6 +196,7 @@ def train_network(
         advance: called after each epoch.
 
     Raises:
+        ConfigError: for members' own batches of a network that gives all members the same.
         DataError: if there is no training picture, or NaN among them.
         NonFiniteError: if the loss becomes NaN or infinite.
         RunError: if the state in ``folder`` cannot be written or read.
@@ -161,10 +204,22 @@ def train_network(
     """
     if not len(data.labels):
         raise DataError("the training set is empty (0 pictures)")
-    if not bool(torch.isfinite(data.images).all()):
-        raise DataError("the training pictures hold NaN or infinite values")
+    if isinstance(data.images, Tensor):  # others are decoded from 8 bits, so finite
+        if recipe.resized_crop:
+            raise ConfigError(
+                f"recipe.resized_crop is {recipe.resized_crop}, but these pictures are in memory "
+                "and have their final size: load them with data.lazy, or use flip_crop"
+            )
+        if not bool(torch.isfinite(data.images).all()):
+            raise DataError("the training pictures hold NaN or infinite values")
     if recipe.channels_last:
         network.to(memory_format=torch.channels_last)
+    split = recipe.member_batches != "same" and members_of(network) > 1
+    if split and not isinstance(network, SigmaEnsemble):
+        raise ConfigError(
+            f"recipe.member_batches is {recipe.member_batches!r}, but {type(network).__name__} "
+            "gives all members the same batch: use 'same'"
+        )
     module = EnsembleModule(
         network,
         loss_fn,
@@ -178,8 +233,9 @@ def train_network(
         rise=recipe.rise,
         milestones=recipe.milestones,
         gamma=recipe.gamma,
+        split=split,
     )
-    epochs = _Epochs(data, recipe, seed)
+    epochs = _Epochs(data, recipe, seed, members_of(network) if split else 1)
     keep = _KeepState(folder)
     callbacks: list[Callback] = [_StartEpoch(epochs, advance, lines), keep]
     if bar:
@@ -198,9 +254,17 @@ def train_network(
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
-        trainer.fit(module, train_dataloaders=epochs, ckpt_path=_found(keep.path))
+        shown = None if watched is None or not len(watched.labels) else _Watched(watched, recipe)
+        trainer.fit(module, epochs, shown, ckpt_path=_found(keep.path))
     network.eval()
     return TrainingResult(module.history, keep.seconds)
+
+
+def drawn(data: Labelled, count: int) -> Labelled | None:
+    """A part of the examples to watch in training, always the same; None for no example."""
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(0))
+    index = order[:count].sort().values
+    return Labelled(take(data.images, index), data.labels[index]) if len(index) else None
 
 
 def _found(path: Path | None) -> Path | None:

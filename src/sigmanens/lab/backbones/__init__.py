@@ -5,6 +5,7 @@
 """
 
 from sigmanens.lab.backbones.cifar_resnet import CifarBlock, CifarResNet, cifar_resnet
+from sigmanens.lab.backbones.efficientnet_lite import efficientnet_lite0
 from sigmanens.lab.backbones.registry import BACKBONES, build_backbone
 from sigmanens.lab.backbones.resnet import BasicBlock, Bottleneck, ResNet, resnet18, resnet50
 from sigmanens.lab.backbones.small import digits_net
@@ -23,6 +24,7 @@ __all__ = [
     "build_backbone",
     "cifar_resnet",
     "digits_net",
+    "efficientnet_lite0",
     "load_weights",
     "resnet18",
     "resnet50",

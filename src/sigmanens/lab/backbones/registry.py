@@ -14,6 +14,7 @@ from torch import nn
 
 from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones.cifar_resnet import cifar_resnet
+from sigmanens.lab.backbones.efficientnet_lite import LITE0_CLASSES, efficientnet_lite0
 from sigmanens.lab.backbones.resnet import resnet18, resnet50
 from sigmanens.lab.backbones.small import digits_net
 from sigmanens.lab.backbones.tokens import token_classifier
@@ -27,6 +28,7 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
     "wrn28_10": wrn28_10,
+    "efficientnet_lite0": efficientnet_lite0,
 }
 """Name to builder. Every builder takes the keywords ``num_classes`` and ``in_channels``."""
 
@@ -73,7 +75,12 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
 
 
 def pretrained_classes(name: str) -> int | None:
-    """In how many classes the pretrained weights of a ``timm/`` model answer; None: not known."""
+    """In how many classes a network's pretrained weights answer; None: not known.
+
+    Known are ``timm/`` models and "efficientnet_lite0".
+    """
+    if name == "efficientnet_lite0":
+        return LITE0_CLASSES
     library, _, model = name.partition("/")
     if library != "timm":
         return None

@@ -22,7 +22,7 @@ _SHOWN = 3
 _COUNTER = "num_batches_tracked"
 
 
-def load_weights(model: Network, path: str | os.PathLike[str]) -> Network:
+def load_weights(model: Network, path: str | os.PathLike[str], new: str = "") -> Network:
     """Load a state dict from a file into the network, in place, and return the network.
 
     Every tensor of the network must be in the file and the reverse, with equal shapes: nothing is
@@ -34,6 +34,8 @@ def load_weights(model: Network, path: str | os.PathLike[str]) -> Network:
         model: the network to fill.
         path: a ``.safetensors`` file, or a torch file (``.pt``, ``.pth``, ``.th``, ``.bin``), which
             is read with ``weights_only=True``.
+        new: how the keys of a layer begin that keeps the network's own values, because the file has
+            it for other classes; "": every layer is loaded.
 
     Returns:
         The same network.
@@ -47,6 +49,9 @@ def load_weights(model: Network, path: str | os.PathLike[str]) -> Network:
     if state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     own = model.state_dict()
+    if new:
+        state = {key: tensor for key, tensor in state.items() if not key.startswith(new)}
+        state |= {key: tensor for key, tensor in own.items() if key.startswith(new)}
     missing = [key for key in own if key not in state and not key.endswith(_COUNTER)]
     problems = [
         *_listing("missing in the file", missing),

@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sigmanens.errors import ConfigError
+from sigmanens.lab.bench.settings import (
+    METHODS,
+    MeasureConfig,
+    PathConfig,
+    PretrainConfig,
+    Variant,
+)
 from sigmanens.lab.config import (
     DataConfig,
     DiversityConfig,
@@ -25,31 +32,10 @@ __all__ = [
     "BenchConfig",
     "MeasureConfig",
     "PathConfig",
+    "PretrainConfig",
     "Variant",
     "preset_path",
 ]
-
-METHODS = (
-    "separate",
-    "mc_dropout",
-    "laplace",
-    "norm_tuning",
-    "heads_only",
-    "fixed_masks",
-    "film",
-    "batchensemble",
-    "packed",
-    "masksembles",
-    "mimo",
-    "lora_ensemble",
-    "sigmanens_lambda0",
-    "sigmanens",
-    "warm_path",
-)
-"""What can be trained. "separate" trains M networks and gives the rows single, single_temperature
-and deep_ensemble; on pretrained weights also single_finetuned. "warm_path" trains σN-Ens at one τ
-and goes on from there to all others, see ``PathConfig``; its rows are of sigmanens, variant
-"warm_path"."""
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -59,6 +45,7 @@ _FIXED = {
     "variants": "Add another variant",
     "seeds": "All methods have the same",
     "workers": "It changes no training",
+    "pretrain": "All trainings start from the same network",
     "taus": "Give the variant's own taus",
     "diversity.tau": "Give the variant's taus",
     "weights": "Change diversity.weight",
@@ -83,63 +70,6 @@ def preset_path(name: str) -> Path:
 
 
 @dataclass
-class MeasureConfig:
-    """What is measured besides the test pictures.
-
-    Attributes:
-        corruptions: kinds of corruption, or "standard" (15) or "all" (19); none: not measured.
-        corruption_limit: corrupt only the first so many test pictures.
-        detailed_seeds: measure OOD sets and corruptions for the first so many seeds; none: all.
-        features: fit OOD scores on features as well (Mahalanobis, k-NN, ViM).
-        resamples: of each bootstrap interval.
-    """
-
-    corruptions: list[str] = field(default_factory=list)
-    corruption_limit: int = 2000
-    detailed_seeds: int | None = 1
-    features: bool = True
-    resamples: int = 500
-
-
-@dataclass
-class PathConfig:
-    """The dial by continuation: one full training, then short ones from τ to the neighbouring τ.
-
-    Attributes:
-        start: τ of the full training, one of the study's; none: the middle one, the upper of two.
-        epochs: of each continuation.
-        lr: its peak rate, as a factor on the recipe's.
-        shrink: factor on the scale logits before each continuation: 1 keeps the partition of the
-            channels, 0 forgets it.
-        renoise: standard deviation of noise added to the scale logits after that.
-    """
-
-    start: float | None = None
-    epochs: int = 8
-    lr: float = 0.5
-    shrink: float = 1.0
-    renoise: float = 0.0
-
-
-@dataclass
-class Variant:
-    """One more way to train a method, told apart in the results by its name.
-
-    Attributes:
-        method: which method it is a variant of.
-        change: dotted keys of this configuration with their other values, such as
-            ``{"recipe.scale_lr_mult": 10.0, "ensemble.shift": true}``. Keys that say which
-            trainings there are (``seeds``, ``members``, ``weights``, …) are the study's alone; M is
-            ``ensemble.members``, λ ``diversity.weight``.
-        taus: τ to train it at; none: those of the study.
-    """
-
-    method: str = "sigmanens"
-    change: dict[str, Any] = field(default_factory=dict)
-    taus: list[float] | None = None
-
-
-@dataclass
 class BenchConfig:
     """One study of ``sigmanens bench``.
 
@@ -149,6 +79,8 @@ class BenchConfig:
         data_root: folder that holds the sets as folders, by the last part of their names; it
             takes the place of hub names.
         model: the network.
+        pretrain: train a network first, which all trainings start from; none: they start from
+            what ``model`` says.
         trained_head: whether pretrained weights answer in the classes of the data; if not, one
             network is trained before it stands for itself.
         ensemble: the conversion; its ``members`` is M of every method.
@@ -170,6 +102,7 @@ class BenchConfig:
     data: DataConfig = field(default_factory=DataConfig)
     data_root: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
+    pretrain: PretrainConfig | None = None
     trained_head: bool = True
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
@@ -211,6 +144,8 @@ class BenchConfig:
             raise ConfigError(f"weights is {self.weights}; expected λ of at least 0")
         if self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; expected at least 1")
+        if self.measure.watched < 0:
+            raise ConfigError(f"measure.watched is {self.measure.watched}; expected at least 0")
         if self.measure.corruption_limit < 1 or self.measure.resamples < 1:
             raise ConfigError("measure.corruption_limit and measure.resamples must be at least 1")
         set_by_taus = self.diversity.owners, self.diversity.target_cosine
@@ -232,6 +167,39 @@ class BenchConfig:
         for name in self.variants:
             self._check_variant(name)
         self._check_texts()
+        self._check_pretrain()
+        if self.data.lazy and "laplace" in (
+            *self.methods, *(v.method for v in self.variants.values()),
+        ):  # fmt: skip
+            raise ConfigError(
+                "methods names 'laplace', which needs all training pictures at once, but data.lazy "
+                "reads them batch by batch: leave one of them out"
+            )
+
+    def _check_pretrain(self) -> None:
+        """Raise ConfigError for a base that cannot be trained, or would not be started from."""
+        if self.pretrain is None:
+            return
+        if self.model.weights or self.model.options.get("pretrained"):
+            raise ConfigError(
+                "pretrain trains the network that all trainings start from, but model names "
+                "pretrained weights already: leave one of them out"
+            )
+        if not self.trained_head:
+            raise ConfigError(
+                "trained_head is false, but pretrain trains the head on the data's own classes"
+            )
+        if self.data.tokenizer is not None or self.data.source == "digits":
+            raise ConfigError(
+                "pretrain is for pictures that all seeds share: texts start from the weights of "
+                "model.name, and each seed cuts the digits in another way"
+            )
+        if self.pretrain.limit is not None and self.pretrain.limit < 1:
+            raise ConfigError(f"pretrain.limit is {self.pretrain.limit}; expected at least 1")
+        try:
+            replace(self.training(), recipe=self.pretrain.recipe).check()
+        except ConfigError as e:
+            raise ConfigError(f"pretrain: {e}") from e
 
     def _check_variant(self, name: str) -> None:
         """Raise ConfigError for a variant that could not be trained, or not be told apart."""
@@ -256,6 +224,8 @@ class BenchConfig:
         for key, given in (
             ("data.ood_without", self.data.ood_without),
             ("data.size", self.data.size),
+            ("data.crop", self.data.crop),
+            ("data.lazy", self.data.lazy),
             ("recipe.flip_crop", self.recipe.flip_crop),
             ("recipe.channels_last", self.recipe.channels_last),
         ):
@@ -275,7 +245,11 @@ class BenchConfig:
     def pretrained(self) -> bool:
         """Whether the methods start from a network that answers already."""
         weights = self.model.weights or self.model.options.get("pretrained")
-        return bool(weights) and self.trained_head
+        return bool(weights or self.pretrain) and self.trained_head
+
+    def started_from(self, weights: str) -> BenchConfig:
+        """The study once its base is trained, and lies in a file."""
+        return replace(self, model=replace(self.model, weights=weights), pretrain=None)
 
     def changed(self, variant: str) -> BenchConfig:
         """The configuration of a variant; "" is this one.
@@ -291,10 +265,11 @@ class BenchConfig:
         if self.variants[variant].taus is not None:
             plain["taus"] = list(self.variants[variant].taus or ())
         for dotted, value in self.variants[variant].change.items():
-            if dotted in _FIXED:
+            fixed = "pretrain" if dotted.startswith("pretrain.") else dotted
+            if fixed in _FIXED:
                 raise ConfigError(
                     f"variant {variant!r} changes {dotted!r}, which is the study's alone. "
-                    f"{_FIXED[dotted]}"
+                    f"{_FIXED[fixed]}"
                 )
             *path, last = dotted.split(".")
             place: Any = plain
@@ -315,7 +290,9 @@ class BenchConfig:
         plain = dict(data)
         given = plain.get("variants") or {}
         variants = {str(k): from_plain(Variant, v or {}) for k, v in given.items()}
+        base = plain.pop("pretrain", None)
         plain["variants"] = {}
         config = from_plain(cls, plain)
         config.variants = variants
+        config.pretrain = None if base is None else from_plain(PretrainConfig, base)
         return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
-from sigmanens.lab.bench.material import load_material
+from sigmanens.lab.bench.material import Material, load_base_pictures, load_material
 from sigmanens.lab.bench.methods import BUILDERS
+from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.config import Recipe
 from sigmanens.lab.report.naming import label
 from sigmanens.lab.training import parameters
 from sigmanens.objective import EnsembleLoss
@@ -73,8 +75,8 @@ def cost_of(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> Cost:
     network = copy.deepcopy(network)
     counted = multiply_adds(network, x)
     network.train()
-    with _saved() as sizes:
-        EnsembleLoss()(network(x), y)
+    with _saved(network) as sizes:
+        EnsembleLoss()(network(x.clone()), y)  # x may be a part of all training pictures
     count = parameters(network)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     return Cost(
@@ -87,15 +89,16 @@ def cost_of(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> Cost:
 
 
 @contextmanager
-def _saved() -> Iterator[dict[int, int]]:
-    """Bytes of every storage that autograd keeps, by address."""
+def _saved(network: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of every storage that autograd keeps, by address; parameters have their own count."""
     sizes: dict[int, int] = {}
     alive: list[Any] = []
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         alive.append(storage)  # an address is used again once it is free
-        if not isinstance(tensor, nn.Parameter):
+        if storage.data_ptr() not in own:  # a weight is kept as its transpose, too
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -110,27 +113,23 @@ def cost_table(config: BenchConfig) -> Table:
         ConfigError: for a study that no part could run. What building a network raises.
     """
     config.check()
+    config = _unread(config)
     trials = [t for t in trials_of(config) if t.seed == config.seeds[0]]
     table = Table(title=f"{config.study}: what each training costs", box=box.SIMPLE_HEAD)
     table.add_column("training")
     for name in ("parameters", "multiply-adds", "memory of a step", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
+    if config.pretrain is not None:
+        table.add_row(*_base_row(config))
     for trial in trials:
         changed = config.changed(trial.variant)
         material = load_material(changed, trial.seed)
         batch = changed.recipe.batch_size
         steps = _steps(changed, trial, len(material.train.labels))
         shop = Workshop(changed, trial, material)
-        x, y = material.train.images[:2], material.train.labels[:2]
-        network = _network(shop)
-        cost = cost_of(network, x, y, steps)
-        table.add_row(
-            _name(trial),
-            f"{cost.params:,}",
-            f"{cost.multiply_adds / 1e6:,.1f} M",
-            f"{(cost.saved_bytes * batch + cost.state_bytes) / 2**20:,.0f} MiB",
-            f"{steps:,}" + (f" × {trial.members} networks" if trial.method == "separate" else ""),
-        )
+        cost = cost_of(_network(shop), *_two(material), steps)
+        several = f" × {trial.members} networks" if trial.method == "separate" else ""
+        table.add_row(_name(trial), *_cells(cost, batch, several))
     table.caption = (
         "multiply-adds: of the prediction of one picture by all members; memory: what the backward "
         "pass of a batch keeps, members folded, with parameters, gradients and "
@@ -139,15 +138,50 @@ def cost_table(config: BenchConfig) -> Table:
     return table
 
 
+def _unread(config: BenchConfig) -> BenchConfig:
+    """The same study, of whose pictures none is decoded before a step needs it."""
+    if config.data.tokenizer is not None or config.data.source == "digits":
+        return config
+    data, measure = replace(config.data, lazy=True), replace(config.measure, corruptions=[])
+    return replace(config, data=data, measure=measure)
+
+
+def _two(material: Material) -> tuple[Tensor, Tensor]:
+    return material.train.images[:2], material.train.labels[:2]
+
+
+def _cells(cost: Cost, batch: int, several: str = "") -> tuple[str, ...]:
+    return (
+        f"{cost.params:,}",
+        f"{cost.multiply_adds / 1e6:,.1f} M",
+        f"{(cost.saved_bytes * batch + cost.state_bytes) / 2**20:,.0f} MiB",
+        f"{cost.steps:,}{several}",
+    )
+
+
+def _base_row(config: BenchConfig) -> tuple[str, ...]:
+    """The line of the network that is trained first, once for all seeds."""
+    assert config.pretrain is not None
+    recipe, (data, classes) = config.pretrain.recipe, load_base_pictures(config)
+    network = SeparateNetworks([build_base(config, classes)])
+    steps = recipe.epochs * _batches(len(data.labels), recipe)
+    cost = cost_of(network, *_two(load_material(config, config.seeds[0])), steps)
+    return ("the base, once for all seeds", *_cells(cost, recipe.batch_size))
+
+
+def _batches(examples: int, recipe: Recipe) -> int:
+    """Optimizer steps of an epoch."""
+    whole, rest = divmod(examples, recipe.batch_size)
+    return whole + (rest > 0 and not (recipe.drop_last and whole))
+
+
 def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
     """Optimizer steps of one training, the continuations of a warm path included."""
     recipe = config.recipe
     if trial.method == "laplace" and config.pretrained:
         return 0
-    whole, rest = divmod(examples, recipe.batch_size)
-    steps = whole + (rest > 0 and not (recipe.drop_last and whole))
     more = config.path.epochs * (len(config.taus) - 1) if trial.method == "warm_path" else 0
-    return steps * (recipe.epochs + more)
+    return _batches(examples, recipe) * (recipe.epochs + more)
 
 
 def _network(shop: Workshop) -> nn.Module:

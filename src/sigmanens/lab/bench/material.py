@@ -5,23 +5,36 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sigmanens.errors import ConfigError, MixedSizesError
+from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.corrupted import check_names, corruption_names, first_of, picture_corrupter
 from sigmanens.lab.config import DataConfig
-from sigmanens.lab.data.images import ImageSet
-from sigmanens.lab.data.sets import check_splits, held_out, load_sets, same_classes
+from sigmanens.lab.data.sets import (
+    PictureSet,
+    check_splits,
+    held_out,
+    load_sets,
+    load_train_whole,
+    same_classes,
+)
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import EvaluationData
 
-__all__ = ["Material", "check_trained_head", "first_of", "load_material", "located"]
+__all__ = [
+    "Material",
+    "check_trained_head",
+    "first_of",
+    "load_base_pictures",
+    "load_material",
+    "located",
+]
 
 DIGITS_NOISE = 3
 """Severity of the noise that training and test digits have."""
@@ -78,6 +91,19 @@ def load_material(config: BenchConfig, seed: int) -> Material:
     return _material(json.dumps(vars(data)), measure, own)
 
 
+def load_base_pictures(config: BenchConfig) -> tuple[Labelled, int]:
+    """What the base of a study is trained on (``config.pretrain``), and the number of classes.
+
+    Raises:
+        DataError, ConfigError: as :func:`load_material`.
+    """
+    data = located(config)
+    check_splits(data)
+    limit = None if config.pretrain is None else config.pretrain.limit
+    images = load_train_whole(data, limit)
+    return _labelled(images), len(images.classes)
+
+
 def check_trained_head(config: BenchConfig, classes: int) -> None:
     """Raise ConfigError if a pretrained head is said to answer, and cannot: it has other classes.
 
@@ -86,8 +112,8 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
         classes: number of classes of its data.
     """
     model = config.model
-    if not config.pretrained or model.weights:  # a file that does not fit is refused by itself
-        return
+    if not config.pretrained or model.weights or config.pretrain:
+        return  # a file that does not fit is refused by itself
     known = pretrained_classes(model.name)
     if known is not None and known != classes:
         raise ConfigError(
@@ -95,26 +121,6 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
             f"{classes}: the head is new, and 'single' would be a network with a random head. Set "
             "trained_head: false, so that one network is trained first"
         )
-
-
-def first_of(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Positions of the first so many examples, or of a random draw where classes come in turn.
-
-    Sets that were read from folders of classes are sorted by class: the first examples of those
-    are all of one class.
-
-    Args:
-        labels: class numbers (N,).
-        count: how many, at most.
-        seed: of the draw.
-
-    Returns:
-        ascending positions (min(N, count),), int64.
-    """
-    if count < len(labels) and bool((labels.diff() >= 0).all()):
-        drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        return drawn[:count].sort().values
-    return torch.arange(min(len(labels), count))
 
 
 @lru_cache(maxsize=2)
@@ -131,6 +137,7 @@ def _material(data: str, measure: str, seed: int) -> Material:
 def _pictures(config: DataConfig, corruptions: list[str], limit: int) -> Material:
     sets = load_sets(config)
     assert sets.train is not None
+    kinds = corruption_names(corruptions)
     return Material(
         train=_labelled(sets.train),
         data=EvaluationData(
@@ -140,9 +147,9 @@ def _pictures(config: DataConfig, corruptions: list[str], limit: int) -> Materia
         ),
         classes=len(sets.classes),
         shift={name: _labelled(images) for name, images in sets.shift.items()},
-        corrupt=_picture_corrupter(config, limit) if corruptions else None,
-        corruptions=_picture_corruptions(corruptions),
-        names=_names(config, sets, f"pictures of {sets.test.images.shape[-1]} px"),
+        corrupt=picture_corrupter(config, limit, len(kinds)) if kinds else None,
+        corruptions=kinds,
+        names=_names(config, sets, f"pictures of {sets.test.side} px"),
     )
 
 
@@ -158,51 +165,8 @@ def _names(config: DataConfig, sets: Any, what: str) -> dict[str, Any]:
     }
 
 
-def _labelled(images: ImageSet) -> Labelled:
+def _labelled(images: PictureSet) -> Labelled:
     return Labelled(images.normalized(), images.labels)
-
-
-def _picture_corruptions(given: list[str]) -> tuple[str, ...]:
-    if not given:
-        return ()
-    from sigmanens.evaluation.corruption import CORRUPTIONS, EXTRA_CORRUPTIONS
-
-    known = {"standard": tuple(CORRUPTIONS), "all": (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
-    names = tuple(dict.fromkeys(name for g in given for name in known.get(g, (g,))))
-    _check_names(names, known["all"])
-    return names
-
-
-def _check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    unknown = [n for n in names if n not in known]
-    if unknown:
-        raise ConfigError(
-            f"measure.corruptions names {unknown[0]!r}; known here: {', '.join(known)}"
-        )
-
-
-def _picture_corrupter(config: DataConfig, limit: int) -> Callable[[str, int], Labelled]:
-    """Corrupt the test pictures at their own size, then bring them to that of the network.
-
-    Pictures that differ in size are brought to it first.
-    """
-    from sigmanens.evaluation.corruption import corrupt
-
-    plain = replace(config, size=None, ood={}, ood_splits={}, ood_without={}, shift={})
-    try:
-        test = load_sets(plain, training=False).test
-    except MixedSizesError:
-        if config.size is None:
-            raise
-        test = load_sets(replace(plain, size=config.size), training=False).test
-    whole = test.subset(first_of(test.labels, limit, config.seed))
-
-    @cache
-    def pixels(name: str, severity: int) -> ImageSet:
-        changed = replace(whole, images=corrupt(whole.images, name, severity, seed=config.seed))
-        return changed if config.size is None else changed.resize(config.size)
-
-    return lambda name, severity: _labelled(pixels(name, severity))
 
 
 def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
@@ -216,6 +180,7 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
         return load_texts(
             source, split, tokenizer=tokenizer, length=config.length, limit=count,
             seed=config.seed, label_column=own,
+            stratify=config.stratify and source == config.source,
         )  # fmt: skip
 
     check_splits(config)
@@ -248,7 +213,7 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
     names = (
         tuple(TEXT_CORRUPTIONS) if set(corruptions) & {"standard", "all"} else tuple(corruptions)
     )
-    _check_names(names, tuple(TEXT_CORRUPTIONS))
+    check_names(names, tuple(TEXT_CORRUPTIONS))
     sets = _TextSets(train, validation, test, ood, shift)
     return Material(
         train=Labelled(train.tokens, train.labels),
@@ -290,13 +255,13 @@ def _digits(seed: int) -> Material:
     generator = torch.Generator().manual_seed(1000 + seed)
 
     def seen(part: Labelled) -> Labelled:
-        return Labelled(noisy(part.images, DIGITS_NOISE, generator), part.labels)
+        return Labelled(noisy(part.tensor, DIGITS_NOISE, generator), part.labels)
 
     train, validation, test = seen(digits.train), seen(digits.validation), seen(digits.test)
 
     def corrupt(name: str, level: int) -> Labelled:
         noise = torch.Generator().manual_seed(2000 + seed)
-        return Labelled(noisy(test.images, level, noise), test.labels)
+        return Labelled(noisy(test.tensor, level, noise), test.labels)
 
     return Material(
         train=train,

@@ -17,6 +17,7 @@ from sigmanens.lab.bench.cost import multiply_adds
 from sigmanens.lab.bench.material import first_of
 from sigmanens.lab.bench.methods import Outcome
 from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.data import take
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_scores import feature_options
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits
@@ -95,7 +96,7 @@ def prediction_name(row: Mapping[str, Any]) -> str:
 def _first(train: Labelled) -> Labelled:
     """Enough examples to fit scores of features on."""
     rows = first_of(train.labels, FITTED_ON)
-    return Labelled(train.images[rows], train.labels[rows])
+    return Labelled(take(train.images, rows), train.labels[rows])
 
 
 def _brief(logits: MemberLogits, temperature: float, examples: Labelled) -> dict[str, float]:

@@ -87,7 +87,11 @@ def _headed(build: Callable[..., nn.Module]) -> Builder:
 
 
 def _norm_tuning(shop: Workshop) -> nn.Module:
-    given = {"head_name": shop.config.ensemble.head_name} | shop.options
+    """The head trains too where it is new: frozen it would stay at random."""
+    given: dict[str, Any] = {"head_name": shop.config.ensemble.head_name}
+    if not shop.config.trained_head:
+        given["train_head"] = True
+    given |= shop.options
     return baselines.norm_tuning(shop.base(), **given)
 
 
@@ -175,7 +179,7 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     train = shop.material.train
     given = {"head_name": shop.config.ensemble.head_name} | shop.options
     around = baselines.laplace(network, **given)
-    around.to(shop.device).fit(train.images, train.labels)
+    around.to(shop.device).fit(train.tensor, train.labels)
     yield Outcome("laplace", around, seconds)
 
 

@@ -22,11 +22,12 @@ from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import check_trained_head, load_material
 from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import train_method
+from sigmanens.lab.bench.pretraining import Base, train_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
-from sigmanens.lab.runs import Run, read_config
+from sigmanens.lab.runs import Run, read_config, read_metrics
 from sigmanens.lab.workers import run_jobs
 
 __all__ = ["EXTENDABLE", "Execute", "Job", "run_bench", "run_trial"]
@@ -56,7 +57,8 @@ def run_bench(
 
     Args:
         config: the study.
-        out: its folder; each training has a folder under ``trials``.
+        out: its folder; each training has a folder under ``trials``, and the network that they
+            start from, where the study trains one, is in ``base``.
         resume: go on with a study: trainings that are finished are kept, those that were
             interrupted go on at their last finished epoch, those that failed are tried again. The
             configuration is the same, but for what adds or leaves out trainings.
@@ -70,7 +72,7 @@ def run_bench(
 
     Raises:
         ConfigError: for a study that no part could run. RunError: if the folder holds a run
-            already, or every training failed.
+            already, or every training failed. What the training of a base raises.
     """
     config.check()
     trials = trials_of(config)
@@ -96,7 +98,6 @@ def run_bench(
     plain = config.to_dict()
     if config.data_root is not None:  # a worker elsewhere has another current folder
         plain["data_root"] = str(Path(config.data_root).expanduser().resolve())
-    jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
     if len(todo) < len(trials):
         console.print(f"{len(trials) - len(todo)} of {len(trials)} trainings are finished already")
     execute = execute or (lambda js, advance: run_jobs(run_trial, js, config.workers, advance))
@@ -105,6 +106,10 @@ def run_bench(
         TimeElapsedColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        base = _base(config, run.path("base"), p) if todo else None
+        if base is not None:
+            plain = BenchConfig.from_dict(plain).started_from(str(base.path.resolve())).to_dict()
+        jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
         total = config.recipe.epochs * sum(t.members for t in todo)
         task = p.add_task(f"{len(todo)} trainings", total=total)
         if jobs:
@@ -115,9 +120,35 @@ def run_bench(
         key, reason = next(iter(failures.items()))
         raise RunError(f"every training failed; the first, {key}: {reason}")
     metrics = gather(config, finished, failures, command)
+    if config.pretrain is not None:
+        metrics["base"] = _told(config, base, out)
     write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
     return metrics
+
+
+def _base(config: BenchConfig, folder: Path, progress: Progress) -> Base | None:
+    """The trained network that the study's trainings start from, if it has one."""
+    if config.pretrain is None:
+        return None
+    task = progress.add_task("the base network", total=config.pretrain.recipe.epochs)
+    base = train_base(config, folder, lambda: progress.advance(task))
+    progress.update(task, completed=config.pretrain.recipe.epochs)
+    return base
+
+
+def _told(config: BenchConfig, base: Base | None, out: Path) -> Any:
+    """What the results say of the base; that of an earlier call where nothing was trained now."""
+    if base is None or config.pretrain is None:
+        return read_metrics(out).get("base") if (out / "metrics.json").exists() else None
+    return to_json(
+        {
+            "seed": config.pretrain.seed,
+            "train": base.train,
+            "train_seconds": base.seconds,
+            "epochs": base.history,
+        }
+    )
 
 
 def _check_resumed(config: BenchConfig, out: Path, remeasure: bool) -> None:

@@ -22,7 +22,7 @@ from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.config import Recipe
-from sigmanens.lab.training import TrainingResult, train_network
+from sigmanens.lab.training import TrainingResult, drawn, train_network
 from sigmanens.objective import EnsembleLoss
 
 __all__ = ["Workshop"]
@@ -159,6 +159,7 @@ class Workshop:
             recipe,
             EnsembleLoss(diversity=diversity),
             seed=self.seed(index),
+            watched=drawn(self.material.data.validation, self.config.measure.watched),
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )

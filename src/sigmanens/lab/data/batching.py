@@ -1,4 +1,4 @@
-"""Mini-batches and augmentation of pictures that are already in memory."""
+"""Mini-batches of pictures, in memory or not, and their augmentation."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sigmanens.errors import InputError
+from sigmanens.lab.data.lazy import LazyPictures, Pictures
 
 BORDERS = ("zero", "reflect")
 
 
 def batches(
-    images: Tensor,
+    images: Pictures,
     labels: Tensor,
     batch_size: int,
     shuffle: bool = False,
     generator: torch.Generator | None = None,
     drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go once through a set in memory, batch by batch.
+    """Go once through a set, batch by batch.
 
     Args:
-        images: (N, ...).
+        images: (N, ...); those that are not in memory are made batch by batch.
         labels: (N, ...).
         batch_size: number of examples a batch.
         shuffle: whether to visit the examples in random order.
@@ -50,7 +51,7 @@ def batches(
 
 
 def _batches(
-    images: Tensor,
+    images: Pictures,
     labels: Tensor,
     batch_size: int,
     shuffle: bool,
@@ -60,9 +61,15 @@ def _batches(
     total = len(images)
     order = torch.randperm(total, generator=generator) if shuffle else None
     stop = total - total % batch_size if drop_last else total
+    if isinstance(images, LazyPictures):
+        order = torch.arange(total) if order is None else order
+        parts = order[:stop].split(batch_size)
+        for rows, made in zip(parts, images.batches(parts), strict=True):
+            yield made, labels[rows]
+        return
     for start in range(0, stop, batch_size):
-        rows = slice(start, start + batch_size)
-        index = rows if order is None else order[rows]
+        place = slice(start, start + batch_size)
+        index = place if order is None else order[place]
         yield images[index], labels[index]
 
 

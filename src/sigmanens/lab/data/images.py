@@ -55,6 +55,15 @@ class ImageSet:
         """Number of classes, those without an example included."""
         return len(self.classes)
 
+    @property
+    def side(self) -> int:
+        """Width of the pictures in pixels."""
+        return int(self.images.shape[-1])
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        """Pixels (B, C, H, W), uint8, of the pictures at positions ``rows`` (B,)."""
+        return self.images[rows]
+
     def normalized(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> Tensor:
@@ -70,15 +79,7 @@ class ImageSet:
         """
         mean = mean if mean is not None else self.mean
         std = std if std is not None else self.std
-        pixels = self.images.to(torch.float32).div_(255)
-        if mean is not None:
-            pixels.sub_(self._per_channel("mean", mean))
-        if std is not None:
-            deviation = self._per_channel("std", std)
-            if not (deviation > 0).all():
-                raise InputError(f"{self.name}: std must be positive; got {tuple(std)}.")
-            pixels.div_(deviation)
-        return pixels
+        return normalize(self.images, mean, std, self.name)
 
     def dataset(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
@@ -112,13 +113,40 @@ class ImageSet:
         first, second = stratified_parts(self.labels, fraction, seed, self.name, "pictures")
         return self.subset(first), self.subset(second)
 
-    def _per_channel(self, name: str, values: Sequence[float]) -> Tensor:
-        channels = self.images.shape[1]
+
+def normalize(
+    images: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, name: str
+) -> Tensor:
+    """Return ``(images / 255 - mean) / std`` as float32 (N, C, H, W).
+
+    Args:
+        images: (N, C, H, W), uint8.
+        mean: one number per channel, for pixels in [0, 1]. None: 0.
+        std: one positive number per channel. None: 1.
+        name: of the set, for messages.
+
+    Raises:
+        InputError: if the number of values is not the number of channels, or a deviation is not
+            positive.
+    """
+    channels = images.shape[1]
+
+    def per_channel(what: str, values: Sequence[float]) -> Tensor:
         if len(values) != channels:
             raise InputError(
-                f"{self.name}: {name} needs {channels} values, one per channel; got {len(values)}."
+                f"{name}: {what} needs {channels} values, one per channel; got {len(values)}."
             )
         return torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1)
+
+    pixels = images.to(torch.float32).div_(255)
+    if mean is not None:
+        pixels.sub_(per_channel("mean", mean))
+    if std is not None:
+        deviation = per_channel("std", std)
+        if not (deviation > 0).all():
+            raise InputError(f"{name}: std must be positive; got {tuple(std)}.")
+        pixels.div_(deviation)
+    return pixels
 
 
 def check_labelled(examples: Tensor, labels: Tensor, num_classes: int, name: str) -> None:
@@ -200,6 +228,29 @@ def stratified_split(
         rows = (labels == value).nonzero().flatten()
         drawn[rows[torch.randperm(len(rows), generator=generator)[:number]]] = True
     return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()
+
+
+def draw_order(labels: Tensor, seed: int, stratify: bool = False) -> Tensor:
+    """A random order of a set, of which the first so many are drawn.
+
+    Args:
+        labels: class numbers (N,), int64.
+        seed: seed of the order.
+        stratify: spread every class evenly over the order, so that the first so many hold all
+            classes in proportion: of classes of equal size, equal numbers or one more.
+
+    Returns:
+        a permutation (N,), int64; without ``stratify`` that of ``torch.randperm``.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if not stratify:
+        return order
+    place = torch.empty(len(labels), dtype=torch.float64)
+    drawn = labels[order]
+    for value in drawn.unique():
+        own = (drawn == value).nonzero().flatten()
+        place[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+    return order[place.argsort(stable=True)]
 
 
 def stratified_parts(

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.config import DataConfig
-from sigmanens.lab.data.images import ImageSet
-from sigmanens.lab.data.loading import load_images
+from sigmanens.lab.data.images import ImageSet, draw_order
+from sigmanens.lab.data.lazy import EncodedSet
+from sigmanens.lab.data.loading import load_images, open_images
 
 if TYPE_CHECKING:
     from sigmanens.lab.data.texts import TokenSet
 
-__all__ = ["ImageSets", "check_splits", "held_out", "load_sets", "without_classes"]
+__all__ = [
+    "ImageSets",
+    "PictureSet",
+    "check_splits",
+    "held_out",
+    "load_sets",
+    "load_train_whole",
+    "without_classes",
+]
 
-Examples = TypeVar("Examples", "ImageSet", "TokenSet")
+PictureSet: TypeAlias = ImageSet | EncodedSet
+"""Labelled pictures in memory, or encoded."""
+Examples = TypeVar("Examples", "ImageSet | EncodedSet", "TokenSet")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +44,11 @@ class ImageSets:
         shift: the same classes from elsewhere, by name.
     """
 
-    train: ImageSet | None
-    validation: ImageSet
-    test: ImageSet
-    ood: Mapping[str, ImageSet] = field(default_factory=dict)
-    shift: Mapping[str, ImageSet] = field(default_factory=dict)
+    train: PictureSet | None
+    validation: PictureSet
+    test: PictureSet
+    ood: Mapping[str, PictureSet] = field(default_factory=dict)
+    shift: Mapping[str, PictureSet] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -64,13 +75,11 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
         )
     check_splits(c)
 
-    def images(split: str, limit: int | None) -> ImageSet:
-        return load_images(
-            c.source, split, channels=c.channels, size=c.size, mean=c.mean, std=c.std,
-            limit=limit, seed=c.seed, label_column=c.label_column,
-        )  # fmt: skip
+    def images(split: str, limit: int | None) -> PictureSet:
+        return _load(c, c.source, split, limit=limit, label_column=c.label_column,
+                     stratify=c.stratify)  # fmt: skip
 
-    train: ImageSet | None = None
+    train: PictureSet | None = None
     test = images(c.test_split, c.test_limit)
     if c.validation_from_train is not None:
         held, limit = c.validation_from_train, c.limit
@@ -90,10 +99,9 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
     ood = {}
     for name, source in c.ood.items():
         drop = c.ood_without.get(name, [])
-        found = load_images(
-            source, c.ood_splits.get(name, c.test_split), channels=c.channels,
-            size=test.images.shape[-1], mean=c.mean, std=c.std,
-            limit=None if drop else c.ood_limit, seed=c.seed, allow_missing_classes=True,
+        found = _load(
+            c, source, c.ood_splits.get(name, c.test_split), size=test.side,
+            limit=None if drop else c.ood_limit, allow_missing_classes=True,
         )  # fmt: skip
         if drop:
             found = without_classes(found, drop)
@@ -102,12 +110,44 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
         ood[name] = found
     shift = {}
     for name, source in c.shift.items():
-        shift[name] = load_images(
-            source, c.test_split, channels=c.channels, size=test.images.shape[-1], mean=c.mean,
-            std=c.std, limit=c.ood_limit, seed=c.seed,
-        )  # fmt: skip
+        shift[name] = _load(c, source, c.test_split, size=test.side, limit=c.ood_limit)
         same_classes(test.classes, shift[name].classes, name)
     return ImageSets(train if training else None, validation, test, ood, shift)
+
+
+def load_train_whole(config: DataConfig, limit: int | None = None) -> PictureSet:
+    """Training pictures for a network that all trainings start from.
+
+    They are those of the training split that are not held out for validation, whatever the limit
+    of the trainings themselves.
+
+    Args:
+        config: the sources, splits, sizes and draws.
+        limit: take only so many of them.
+    """
+    c = config
+    encoded = replace(c, lazy=True)
+    whole = _load(encoded, c.source, c.train_split, label_column=c.label_column)
+    assert isinstance(whole, EncodedSet)
+    order = draw_order(whole.labels, c.seed, c.stratify)
+    held = c.validation_from_train
+    if held is not None:
+        first = len(order) - held if c.limit is None else c.limit
+        order = torch.cat([order[:first], order[first + held :]])
+    wanted = whole.subset(order[:limit])
+    return wanted if c.lazy else wanted.decoded()
+
+
+def _load(config: DataConfig, source: str, split: str, **changes: Any) -> PictureSet:
+    """One split of a source in the way that all of a run are read."""
+    c = config
+    options = {
+        "channels": c.channels, "size": c.size, "crop": c.crop, "mean": c.mean, "std": c.std,
+        "seed": c.seed,
+    } | changes  # fmt: skip
+    if c.lazy:
+        return open_images(source, split, readers=c.readers, **options)
+    return load_images(source, split, **options)
 
 
 def check_splits(config: DataConfig) -> None:
@@ -147,7 +187,7 @@ def held_out(both: Examples, config: DataConfig) -> tuple[Examples, Examples]:
     """
     held, limit = config.validation_from_train or 0, config.limit
     if limit is None:
-        order = torch.randperm(len(both), generator=torch.Generator().manual_seed(config.seed))
+        order = draw_order(both.labels, config.seed, config.stratify)
         both, limit = both.subset(order), len(both) - held
     if held < 1 or limit < 1 or len(both) < limit + held:
         raise ConfigError(
@@ -166,7 +206,7 @@ def same_classes(expected: tuple[str, ...], found: tuple[str, ...], name: str) -
         )
 
 
-def without_classes(images: ImageSet, names: list[str]) -> ImageSet:
+def without_classes(images: PictureSet, names: list[str]) -> PictureSet:
     """The pictures whose class is not named; the numbering of classes stays.
 
     Raises:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.backbones.tokens import pretrained_place
-from sigmanens.lab.data.images import check_labelled, stratified_parts
-from sigmanens.lab.data.loading import label_numbers, open_source, pick_column
+from sigmanens.lab.data.images import check_labelled, draw_order, stratified_parts
+from sigmanens.lab.data.sources import label_numbers, open_source, pick_column
 
 __all__ = ["TokenSet", "encode", "load_texts", "load_tokenizer"]
 
@@ -110,6 +110,7 @@ def load_texts(
     label_column: str | None = None,
     limit: int | None = None,
     seed: int = 0,
+    stratify: bool = False,
 ) -> TokenSet:
     """Load one split of a labelled text set with ``datasets.load_dataset`` and encode it.
 
@@ -122,6 +123,7 @@ def load_texts(
         label_column: column of the labels, found as for pictures.
         limit: take only the first ``limit`` entries of a random permutation of the split.
         seed: seed of that permutation.
+        stratify: whether these hold all classes in proportion.
 
     Returns:
         Token numbers (N, L) and labels (N,).
@@ -150,7 +152,7 @@ def load_texts(
         raise DataError(f"{name}: the data set is empty.")
     labels, classes = label_numbers(splits, split, label_column, texts_in, name)
     if limit is not None:
-        index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:limit]
+        index = draw_order(labels, seed, stratify)[:limit]
         rows, labels = rows.select(index.tolist()), labels[index]
     texts = rows[texts_in][:]
     if None in texts:

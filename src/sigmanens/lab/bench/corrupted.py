@@ -1,0 +1,167 @@
+"""Test pictures of a study under corruption: kept where they are few, else made in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sigmanens.errors import ConfigError, MixedSizesError
+from sigmanens.lab.config import DataConfig
+from sigmanens.lab.data import EncodedSet, ImageSet, LazyPictures, resize_images
+from sigmanens.lab.data.framing import RandomView
+from sigmanens.lab.data.images import normalize
+from sigmanens.lab.data.sets import PictureSet, load_sets
+from sigmanens.lab.digits import Labelled
+
+__all__ = [
+    "KEPT_BYTES",
+    "CorruptedPictures",
+    "check_names",
+    "corruption_names",
+    "first_of",
+    "picture_corrupter",
+]
+
+KEPT_BYTES = 2**30
+"""Corrupted pictures are kept if all kinds and severities of a study take at most so much."""
+
+_SEVERITIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedPictures:
+    """Pictures under a corruption, made when asked for.
+
+    They are corrupted as ``whole`` gives them and then brought to the size of the network. The
+    random numbers of each depend on its position alone, so that batches do not matter.
+
+    Attributes:
+        whole: the clean pictures.
+        name, severity, seed: of :func:`sigmanens.evaluation.corruption.corrupt`.
+        size: of the network's pictures.
+    """
+
+    whole: PictureSet
+    name: str
+    severity: int
+    seed: int
+    size: int
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        """Pixels (B, C, size, size), uint8, at the positions ``rows`` (B,)."""
+        from sigmanens.evaluation.corruption import corrupt
+
+        clean = self.whole.pixels(rows)
+        changed = corrupt(clean, self.name, self.severity, seed=self.seed, indices=rows.tolist())
+        return resize_images(changed, self.size)
+
+    def make(self, rows: Tensor, view: RandomView | None = None) -> Tensor:
+        """The same, normalised (B, C, size, size), float32; never through a random window."""
+        return normalize(self.pixels(rows), self.whole.mean, self.whole.std, self.whole.name)
+
+
+def picture_corrupter(config: DataConfig, limit: int, kinds: int) -> Callable[[str, int], Labelled]:
+    """A function that gives the first test pictures under a corruption, by name and severity.
+
+    They are corrupted at their own size. Pictures that differ in size, or of which a part is shown,
+    are brought to that of the network first, as ImageNet-C is made.
+
+    Args:
+        config: the data.
+        limit: how many pictures, at most.
+        kinds: how many corruptions will be asked for; says whether they are kept.
+    """
+    whole = _clean(config, limit)
+    size = config.size or whole.side
+    shape = (len(whole), config.channels, size, size)
+
+    def made(name: str, severity: int) -> CorruptedPictures:
+        return CorruptedPictures(whole, name, severity, config.seed, size)
+
+    @cache
+    def kept(name: str, severity: int) -> Tensor:
+        return made(name, severity).pixels(torch.arange(len(whole)))
+
+    def corrupted(name: str, severity: int) -> Labelled:
+        if kinds * _SEVERITIES * torch.Size(shape).numel() > KEPT_BYTES:
+            source = made(name, severity)
+            rows = torch.arange(len(whole))
+            return Labelled(LazyPictures(source, rows, shape, readers=config.readers), whole.labels)
+        pixels = normalize(kept(name, severity), whole.mean, whole.std, whole.name)
+        return Labelled(pixels, whole.labels)
+
+    return corrupted
+
+
+def _clean(config: DataConfig, limit: int) -> PictureSet:
+    """The first test pictures at their own size, or at that of the network where they differ."""
+    network = replace(config, ood={}, ood_splits={}, ood_without={}, shift={})
+    if config.crop is None and config.size is not None:
+        own = replace(network, size=None)
+        with suppress(MixedSizesError):
+            found = _in_memory(_first(own, limit))
+            if isinstance(found, ImageSet):
+                return found
+    return _in_memory(_first(network, limit))
+
+
+def _first(config: DataConfig, limit: int) -> PictureSet:
+    test = load_sets(config, training=False).test
+    return test.subset(first_of(test.labels, limit, config.seed))
+
+
+def _in_memory(pictures: PictureSet) -> PictureSet:
+    """Decoded once for all corruptions, where they fit."""
+    if isinstance(pictures, EncodedSet) and pictures.nbytes() <= KEPT_BYTES:
+        return pictures.decoded()
+    return pictures
+
+
+def corruption_names(given: list[str]) -> tuple[str, ...]:
+    """The corruptions of pictures that a study names, each once: "standard" and "all" are groups.
+
+    Raises:
+        ConfigError: for a name that is none.
+    """
+    if not given:
+        return ()
+    from sigmanens.evaluation.corruption import CORRUPTIONS, EXTRA_CORRUPTIONS
+
+    known = {"standard": tuple(CORRUPTIONS), "all": (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
+    names = tuple(dict.fromkeys(name for g in given for name in known.get(g, (g,))))
+    check_names(names, known["all"])
+    return names
+
+
+def check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raise ConfigError unless all names are known."""
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise ConfigError(
+            f"measure.corruptions names {unknown[0]!r}; known here: {', '.join(known)}"
+        )
+
+
+def first_of(labels: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Positions of the first so many examples, or of a random draw where classes come in turn.
+
+    Sets that were read from folders of classes are sorted by class: the first examples of those
+    are all of one class.
+
+    Args:
+        labels: class numbers (N,).
+        count: how many, at most.
+        seed: of the draw.
+
+    Returns:
+        ascending positions (min(N, count),), int64.
+    """
+    if count < len(labels) and bool((labels.diff() >= 0).all()):
+        drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        return drawn[:count].sort().values
+    return torch.arange(min(len(labels), count))

@@ -1,0 +1,109 @@
+"""Parts of a study's configuration, and the names of what can be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sigmanens.lab.config import Recipe
+
+__all__ = ["METHODS", "MeasureConfig", "PathConfig", "PretrainConfig", "Variant"]
+
+METHODS = (
+    "separate",
+    "mc_dropout",
+    "laplace",
+    "norm_tuning",
+    "heads_only",
+    "fixed_masks",
+    "film",
+    "batchensemble",
+    "packed",
+    "masksembles",
+    "mimo",
+    "lora_ensemble",
+    "sigmanens_lambda0",
+    "sigmanens",
+    "warm_path",
+)
+"""What can be trained. "separate" trains M networks and gives the rows single, single_temperature
+and deep_ensemble; on pretrained weights also single_finetuned. "warm_path" trains σN-Ens at one τ
+and goes on from there to all others, see ``PathConfig``; its rows are of sigmanens, variant
+"warm_path"."""
+
+
+@dataclass
+class MeasureConfig:
+    """What is measured besides the test pictures.
+
+    Attributes:
+        corruptions: kinds of corruption, or "standard" (15) or "all" (19); none: not measured.
+        corruption_limit: corrupt only the first so many test pictures.
+        detailed_seeds: measure OOD sets and corruptions for the first so many seeds; none: all.
+        features: fit OOD scores on features as well (Mahalanobis, k-NN, ViM).
+        resamples: of each bootstrap interval.
+        watched: follow NLL and Jensen gap of so many validation examples while training; 0: none.
+            They choose nothing.
+    """
+
+    corruptions: list[str] = field(default_factory=list)
+    corruption_limit: int = 2000
+    detailed_seeds: int | None = 1
+    features: bool = True
+    resamples: int = 500
+    watched: int = 500
+
+
+@dataclass
+class PretrainConfig:
+    """The network that all trainings of a study start from, trained once for the study.
+
+    It sees all training pictures that are not held out for validation, whatever ``data.limit`` is.
+
+    Attributes:
+        recipe: how.
+        limit: take only so many of the pictures, drawn with ``data.seed``; none: all.
+        seed: of its weights, order and augmentation; the same for all seeds of the study.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    limit: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class PathConfig:
+    """The dial by continuation: one full training, then short ones from τ to the neighbouring τ.
+
+    Attributes:
+        start: τ of the full training, one of the study's; none: the middle one, the upper of two.
+        epochs: of each continuation.
+        lr: its peak rate, as a factor on the recipe's.
+        shrink: factor on the scale logits before each continuation: 1 keeps the partition of the
+            channels, 0 forgets it.
+        renoise: standard deviation of noise added to the scale logits after that.
+    """
+
+    start: float | None = None
+    epochs: int = 8
+    lr: float = 0.5
+    shrink: float = 1.0
+    renoise: float = 0.0
+
+
+@dataclass
+class Variant:
+    """One more way to train a method, told apart in the results by its name.
+
+    Attributes:
+        method: which method it is a variant of.
+        change: dotted keys of this configuration with their other values, such as
+            ``{"recipe.scale_lr_mult": 10.0, "ensemble.shift": true}``. Keys that say which
+            trainings there are (``seeds``, ``members``, ``weights``, …) are the study's alone; M is
+            ``ensemble.members``, λ ``diversity.weight``.
+        taus: τ to train it at; none: those of the study.
+    """
+
+    method: str = "sigmanens"
+    change: dict[str, Any] = field(default_factory=dict)
+    taus: list[float] | None = None

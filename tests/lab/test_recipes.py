@@ -1,0 +1,60 @@
+"""Ways to train by name, on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("jsonargparse")
+
+from sigmanens import Diversity
+from sigmanens.lab.cli import main
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.recipes import RECIPES, recipe_path
+
+
+def given(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The configuration that a command line stands for."""
+    with pytest.raises(SystemExit) as left:
+        main(["train", *arguments, "--data.source", "x", "--out", "unused", "--print_config"])
+    assert left.value.code == 0
+    plain: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return {k: v for k, v in plain.items() if k not in ("out", "resume")}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_configuration(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = given(capsys, "--recipe", name)
+    TrainConfig.from_dict(plain).check()
+    file = yaml.safe_load(recipe_path(name).read_text(encoding="utf-8"))
+    for part, values in file.items():
+        assert {k: plain[part][k] for k in values} == values
+
+
+def test_what_is_given_after_a_recipe_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = given(capsys, "--recipe=paper", "--recipe.epochs", "3", "--diversity.tau=0.7")
+    assert plain["recipe"]["epochs"] == 3
+    assert plain["recipe"]["milestones"] == [60, 120, 160]
+    assert plain["diversity"] == given(capsys, "--recipe=paper")["diversity"] | {"tau": 0.7}
+
+
+def test_an_unknown_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--recipe", "best", "--out", "unused"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no recipe 'best'; there are" in said
+    assert "paper" in said
+
+
+def test_tau_is_higher_from_scratch_unless_something_else_sets_it() -> None:
+    def tau(model: dict[str, Any], **dial: Any) -> Any:
+        plain = {"data": {"source": "x"}, "model": model, "diversity": dial}
+        return Diversity(**TrainConfig.from_dict(plain).penalty).tau
+
+    assert tau({"name": "resnet8"}) == 1.0
+    assert tau({"name": "resnet20", "weights": "file"}) == 0.1
+    assert tau({"name": "timm/resnet18", "options": {"pretrained": True}}) == 0.1
+    assert tau({"name": "resnet8"}, tau=0.3) == 0.3
+    plain = {"data": {"source": "x"}, "diversity": {"owners": 1.5}}
+    assert TrainConfig.from_dict(plain).penalty["tau"] is None
