@@ -217,7 +217,7 @@ def test_train_prints_its_results(
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("training sigmanens\nepoch 1 of 1\n")  # no terminal: no moving bar
-    assert "σN-Ens τ=0.1" in out
+    assert "σN-Ens τ=1" in out
     size = next((tmp_path / "run" / "checkpoint").glob("*.safetensors")).stat().st_size
     assert f"Members on disk: {size:,} bytes" in out
     assert f"Report: {tmp_path / 'run' / 'report.html'}" in out
