@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("jsonargparse")
 pytest.importorskip("lightning")
 
-import datasets
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -29,14 +27,6 @@ from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.runs import read_config, read_metrics
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        datasets.disable_progress_bars()
-        yield
 
 
 @pytest.fixture(scope="module")

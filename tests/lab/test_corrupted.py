@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
-import datasets
 from tests.lab.pictures import write_digits
 
 from sigmanens.errors import ConfigError
@@ -21,13 +19,6 @@ from sigmanens.lab.bench import corrupted
 from sigmanens.lab.bench.corrupted import corruption_names, picture_corrupter
 from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data import LazyPictures, load_images, resize_images
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture(scope="module")

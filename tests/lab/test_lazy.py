@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor
 pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 
-import datasets
 from tests.lab.pictures import write_digits, write_noise
 from tests.lab.small import equal, snapshot
 
@@ -26,13 +24,6 @@ from sigmanens.lab.data.sets import load_sets
 from sigmanens.lab.digits import Labelled
 
 NORMAL: dict[str, Any] = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,6 @@ parquet = pytest.importorskip("pyarrow.parquet")
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
-
-
 def encode(pixels: np.ndarray, mode: str | None = None) -> bytes:
     picture = Image.fromarray(pixels)
     buffer = io.BytesIO()

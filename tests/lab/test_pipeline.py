@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
-import datasets
 import pyarrow
 import pyarrow.parquet as parquet
 from tests.lab.pictures import digits_rgb, write_digits, write_noise, write_split
@@ -55,14 +54,6 @@ from sigmanens.prediction import log_mean_exp
 
 MEAN, STD = [0.3, 0.7, 0.15], [0.35, 0.35, 0.2]
 TIMES = ("train_seconds", "seconds", "environment")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        datasets.disable_progress_bars()
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
-import datasets
 from rich.console import Console
 from safetensors.torch import load_file
 from tests.lab.pictures import write_digits
@@ -38,13 +36,6 @@ from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.bench.trials import trials_of
 from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
 from sigmanens.lab.data import lazy, load_images
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture(scope="module")

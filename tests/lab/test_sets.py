@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,6 @@ from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data import load_images
 from sigmanens.lab.data.sets import load_sets, without_classes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture(scope="module")
