@@ -23,7 +23,8 @@ negative ones included; this page is made by `python docs/make_tables.py` from t
 seed by seed: below 0 the change helps; in brackets its standard deviation over seeds, then in how
 many seeds it helped. *Gap closed*: 0 % is one network with a temperature, 100 % as many separate
 networks as the plain setting has members. *Epochs* count passes of one network over the training
-pictures: what the training costs.
+pictures: what the training costs, but for what late splits share. *Compute*: multiply-adds of a
+prediction over those of one network.
 """
 
 
@@ -66,8 +67,8 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     tried.sort(key=lambda item: mean(item[2] or [0.0]))
     lines = [
         "| try | method | M | τ | NLL (T) | against plain | gap closed | NLL | ECE | accuracy | "
-        "disagreement | epochs |",
-        "| --- " * 12 + "|",
+        "disagreement | epochs | compute |",
+        "| --- " * 13 + "|",
     ]
     for key, rows, gap in [*controls, *tried]:
         at = mean(r["nll_calibrated"] for r in rows)
@@ -82,6 +83,7 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
             closed,
             *(spread([r[k] for r in rows]) for k in ("nll", "ece", "accuracy", "disagreement")),
             epochs.get(key, ""),
+            _compute(rows[0], groups),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -95,6 +97,13 @@ def _mean(groups: Mapping[tuple[Any, ...], Mapping[int, Row]], method: str) -> f
     if not found:
         return None
     return mean(r["nll_calibrated"] for r in found[0].values())
+
+
+def _compute(row: Row, groups: Mapping[tuple[Any, ...], Mapping[int, Row]]) -> str:
+    """Multiply-adds of a prediction over those of one network."""
+    one = groups.get(("single", 1, None, ""))
+    counts = row.get("multiply_adds"), None if one is None else one[min(one)].get("multiply_adds")
+    return f"{counts[0] / counts[1]:.2f} ×" if all(counts) else ""
 
 
 def _against(gap: Sequence[float]) -> str:
