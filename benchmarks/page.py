@@ -44,6 +44,15 @@ weights, not activations. Folding saves calls, which counts for small batches; o
 at a time stays in the cache, which counts for large ones; work that is really saved is what lies
 before the first converted norm (the dial below) and the optimizer's step on shared weights.
 
+Memory with many members: from the second member on, the gradients of the shared weights are there
+while a pass keeps its activations, as whenever gradients are accumulated; a step of one network has
+freed its activations by then. Where weights outweigh activations, at batch 8, that is a good part of
+what is over the goal, and the rest is not explained here.
+
+Training at the price of one network: each member may see a share of the batch
+(`recipe.member_batches: share`, `ens(x, split=True)`); how many epochs it needs, and quality
+against the split, is in [results/search.md](results/search.md).
+
 ## How many members in a pass
 
 `schedule="auto"` takes as many members as keep the largest normalised activation of a pass within
