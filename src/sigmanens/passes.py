@@ -196,9 +196,8 @@ class MemberPasses(nn.Module):
             return self.schedule
         if self.schedule == "folded" or not runs_as_called() or in_process_group():
             return k
-        if is_compiled(self):
-            return k
-        return members_per_pass(k, size, self._row_bytes, device_of(tree, self.temperature))
+        few = members_per_pass(k, size, self._row_bytes, device_of(tree, self.temperature))
+        return k if few < k and is_compiled(self) else few
 
     def _verify(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> None:
         """Fall back to one member at a time, or refuse, if folding changes the results."""
@@ -231,15 +230,17 @@ class MemberPasses(nn.Module):
         """Results of the shared prefix for these inputs, or None where it is not to be used."""
         if not runs_as_called() or not batched or not size:
             return None
-        if is_compiled(self) or is_sharded(self.network):
-            return None
         if not self._prefix_sought:
+            if self._runs_whole():
+                return None
             self._prefix, note = shared_prefix(self, tree, batched)
             self._prefix_sought = note is not None
             if note:
                 self.report.notes.append(note)
         prefix = self._prefix
         if prefix is None or not prefix.is_worth_it(self._row_bytes * size) or not prefix.alike():
+            return None
+        if self._runs_whole():
             return None
         if self.training and prefix.is_random(self.network, resized(tree, batched, 2)):
             return None
@@ -250,6 +251,10 @@ class MemberPasses(nn.Module):
             self.report.notes.append(note)
             warnings.warn(note, SigmaNensWarning, stacklevel=4)
         return recorded
+
+    def _runs_whole(self) -> bool:
+        """Whether no part of a pass is left out: it is compiled, or parameters are divided."""
+        return is_compiled(self) or is_sharded(self.network)
 
     def _hint(self, guessed: list[str], tree: dict[str, Any], size: int) -> None:
         self._hinted = True

@@ -45,6 +45,11 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
 
+    @property
+    def pretrained(self) -> bool:
+        """Whether the network starts from trained weights."""
+        return bool(self.weights or self.options.get("pretrained"))
+
 
 @dataclass
 class DataConfig:
@@ -200,7 +205,7 @@ class DiversityConfig:
 
     Attributes:
         tau: softmax temperature τ; none: 1 for a network that is trained from scratch (see
-            docs/results/search.md), 0.1, as published, for one with pretrained weights, or what
+            docs/results/README.md), 0.1, as published, for one with pretrained weights, or what
             ``owners`` or ``target_cosine`` make of it.
         weight: λ; 0: no penalty.
         layers: "auto" (the paper's rule), "all" or a regex.
@@ -325,8 +330,7 @@ class TrainConfig:
         given = dict(vars(self.diversity))
         steered = self.diversity.owners is not None or self.diversity.target_cosine is not None
         if self.diversity.tau is None and not steered:
-            pretrained = self.model.weights or self.model.options.get("pretrained")
-            given["tau"] = PRETRAINED_TAU if pretrained else SCRATCH_TAU
+            given["tau"] = PRETRAINED_TAU if self.model.pretrained else SCRATCH_TAU
         return given
 
     @property

@@ -112,7 +112,7 @@ def train_run(
         tensors.update({k: v for k, v in kept.items() if "labels" in k})
 
     single, seconds = SeparateNetworks([base]), None
-    pretrained = bool(config.model.weights or config.model.options.get("pretrained"))
+    pretrained = config.model.pretrained
     if not pretrained and {"single", "single_temperature"} & set(config.controls):
         base_start = copy.deepcopy(base)  # σN-Ens starts from the same random weights
         seconds = fit("single", single, EnsembleLoss()).seconds

@@ -29,7 +29,15 @@ from sigmanens.lab.data import LazyPictures, augment_flip_crop, batches, take
 from sigmanens.lab.digits import Labelled
 from sigmanens.objective import EnsembleLoss
 
-__all__ = ["Recipe", "TrainingResult", "drawn", "members_of", "parameters", "train_network"]
+__all__ = [
+    "Recipe",
+    "TrainingResult",
+    "drawn",
+    "members_of",
+    "parameters",
+    "steps_of_epoch",
+    "train_network",
+]
 
 
 @dataclass
@@ -41,6 +49,22 @@ class TrainingResult:
 
     history: list[dict[str, float]]
     seconds: float
+
+
+def _least(recipe: Recipe, members: int) -> int:
+    return members if recipe.member_batches == "share" else 1
+
+
+def steps_of_epoch(examples: int, recipe: Recipe, members: int = 1) -> int:
+    """Optimizer steps of an epoch.
+
+    Args:
+        examples: to train on.
+        recipe: how.
+        members: M of what may divide a batch; 1 for all else.
+    """
+    whole, rest = divmod(examples, recipe.batch_size)
+    return whole + (rest >= _least(recipe, members) and not (recipe.drop_last and whole > 0))
 
 
 class _Epochs:
@@ -64,11 +88,10 @@ class _Epochs:
     @property
     def least(self) -> int:
         """Pictures that a batch holds at least."""
-        return self.members if self.recipe.member_batches == "share" else 1
+        return _least(self.recipe, self.members)
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.data.labels), self.recipe.batch_size)
-        return whole + (rest >= self.least and not self.drop_last)
+        return steps_of_epoch(len(self.data.labels), self.recipe, self.members)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.recipe.member_batches == "own":

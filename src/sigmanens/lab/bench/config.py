@@ -180,7 +180,7 @@ class BenchConfig:
         """Raise ConfigError for a base that cannot be trained, or would not be started from."""
         if self.pretrain is None:
             return
-        if self.model.weights or self.model.options.get("pretrained"):
+        if self.model.pretrained:
             raise ConfigError(
                 "pretrain trains the network that all trainings start from, but model names "
                 "pretrained weights already: leave one of them out"
@@ -244,8 +244,7 @@ class BenchConfig:
     @property
     def pretrained(self) -> bool:
         """Whether the methods start from a network that answers already."""
-        weights = self.model.weights or self.model.options.get("pretrained")
-        return bool(weights or self.pretrain) and self.trained_head
+        return (self.model.pretrained or self.pretrain is not None) and self.trained_head
 
     def started_from(self, weights: str) -> BenchConfig:
         """The study once its base is trained, and lies in a file."""

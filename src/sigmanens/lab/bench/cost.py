@@ -21,9 +21,8 @@ from sigmanens.lab.bench.methods import BUILDERS
 from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
-from sigmanens.lab.config import Recipe
 from sigmanens.lab.report.naming import label
-from sigmanens.lab.training import parameters
+from sigmanens.lab.training import parameters, steps_of_epoch
 from sigmanens.objective import EnsembleLoss
 
 __all__ = ["Cost", "cost_of", "cost_table", "multiply_adds"]
@@ -164,15 +163,9 @@ def _base_row(config: BenchConfig) -> tuple[str, ...]:
     assert config.pretrain is not None
     recipe, (data, classes) = config.pretrain.recipe, load_base_pictures(config)
     network = SeparateNetworks([build_base(config, classes)])
-    steps = recipe.epochs * _batches(len(data.labels), recipe)
+    steps = recipe.epochs * steps_of_epoch(len(data.labels), recipe)
     cost = cost_of(network, *_two(load_material(config, config.seeds[0])), steps)
     return ("the base, once for all seeds", *_cells(cost, recipe.batch_size))
-
-
-def _batches(examples: int, recipe: Recipe) -> int:
-    """Optimizer steps of an epoch."""
-    whole, rest = divmod(examples, recipe.batch_size)
-    return whole + (rest > 0 and not (recipe.drop_last and whole))
 
 
 def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
@@ -181,7 +174,8 @@ def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
     if trial.method == "laplace" and config.pretrained:
         return 0
     more = config.path.epochs * (len(config.taus) - 1) if trial.method == "warm_path" else 0
-    return _batches(examples, recipe) * (recipe.epochs + more)
+    members = 1 if trial.method == "separate" else trial.members
+    return steps_of_epoch(examples, recipe, members) * (recipe.epochs + more)
 
 
 def _network(shop: Workshop) -> nn.Module:
