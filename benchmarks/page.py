@@ -46,8 +46,8 @@ before the first converted norm (the dial below) and the optimizer's step on sha
 
 Memory with many members: from the second member on, the gradients of the shared weights are there
 while a pass keeps its activations, as whenever gradients are accumulated; a step of one network has
-freed its activations by then. Where weights outweigh activations, at batch 8, that is a good part
-of what is over the goal; the rest is not explained here.
+freed its activations by then. How much of the excess over the goal at batch 8 that is was not
+measured.
 
 Training at the price of one network: each member may see a share of the batch
 (`recipe.member_batches: share`, `ens(x, split=True)`); how many epochs it needs, and quality

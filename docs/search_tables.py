@@ -82,7 +82,7 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
             "" if gap is None else _against(gap),
             closed,
             *(spread([r[k] for r in rows]) for k in ("nll", "ece", "accuracy", "disagreement")),
-            epochs.get(key, ""),
+            _passes(key, epochs),
             _compute(rows[0], groups),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -111,9 +111,9 @@ def _against(gap: Sequence[float]) -> str:
     return f"{mean(gap):+.3f}{ends}, {sum(g < 0 for g in gap)} of {len(gap)}"
 
 
-def _epochs(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+def _epochs(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[tuple[Any, ...], int]:
     """Passes over the training pictures, all members together, of each setting."""
-    found: dict[tuple[Any, ...], str] = {}
+    found: dict[tuple[Any, ...], int] = {}
     shared = {
         name: (variant.get("change") or {}).get("recipe.member_batches") == "share"
         for name, variant in (config.get("variants") or {}).items()
@@ -122,9 +122,14 @@ def _epochs(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[tuple
         variant = history["variant"] or ""
         members = history["members"]
         passes = len(history["epochs"]) * (1 if shared.get(variant) else members)
-        found[history["method"], members, history["tau"], variant] = str(passes)
-        if history["method"] == "single":  # one of the separate networks, all trained alike
-            found["single_temperature", 1, None, variant] = str(passes)
-            for count in range(2, 17):
-                found["deep_ensemble", count, None, variant] = str(passes * count)
+        found[history["method"], members, history["tau"], variant] = passes
     return found
+
+
+def _passes(key: tuple[Any, ...], epochs: Mapping[tuple[Any, ...], int]) -> str:
+    """Those of a setting; separate networks are all trained like the one with a history."""
+    method, members, tau, variant = key
+    if method in ("single_temperature", "deep_ensemble"):
+        one = epochs.get(("single", 1, tau, variant))
+        return "" if one is None else str(one * members)
+    return str(epochs.get(key, ""))
