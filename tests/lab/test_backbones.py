@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -374,6 +375,45 @@ def test_lite0_pads_pictures_of_96_pixels_as_those_of_224() -> None:
     small.load_state_dict(large.state_dict())
     x = torch.randn(2, 3, 96, 96)
     torch.testing.assert_close(small(x), large(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc."),
+        ("squeezenet1_1", "classifier.1."),
+        ("mobilenet_v3_small", "classifier.3."),
+    ],
+)
+def test_torchvision_has_its_weights_and_a_new_head_for_other_classes(
+    name: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = pytest.importorskip("torchvision.models")
+    weights = models.get_model_weights(name).DEFAULT
+    known = randomise_norms(models.get_model(name)).state_dict()
+    monkeypatch.setenv(
+        "TORCH_HOME", str(tmp_path)
+    )  # where the library keeps what it has downloaded
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(known, tmp_path / "hub" / "checkpoints" / weights.url.rpartition("/")[2])
+    same = build_backbone(f"torchvision/{name}", pretrained=True, num_classes=1000)
+    network = build_backbone(f"torchvision/{name}", pretrained=True, num_classes=7)
+    for key, tensor in network.state_dict().items():
+        assert torch.equal(same.state_dict()[key], known[key]), key
+        if key.startswith(head):
+            assert tensor.shape[0] == 7
+        else:
+            assert torch.equal(tensor, known[key]), key
+    assert network.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 7)
+    assert pretrained_classes(f"torchvision/{name}") == 1000
+
+
+def test_classes_of_torchvision_weights_without_a_list_are_not_known() -> None:
+    pytest.importorskip("torchvision.models")
+    assert pretrained_classes("torchvision/no_such_model") is None
+    assert (
+        pretrained_classes("torchvision/fcn_resnet50") is None
+    )  # not of torchvision.models itself
 
 
 def test_a_backbone_whose_package_is_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
             ``"torchvision/<name>"`` (``torchvision.models.get_model``) or ``"transformers/<name>"``
             (a sequence classifier by hub name or folder, or "minilm", on token numbers).
         kwargs: passed to the builder: ``num_classes``, ``in_channels``, ``width``, ``dropout`` and
-            so on. The two libraries' networks also take ``pretrained`` (default False). timm takes
+            so on. The networks of timm and torchvision also take ``pretrained`` (default False);
+            under another number of classes than that of the weights their head is new. timm takes
             ``in_channels`` under either that name or its own ``in_chans``.
 
     Returns:
@@ -77,11 +78,13 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
 def pretrained_classes(name: str) -> int | None:
     """In how many classes a network's pretrained weights answer; None: not known.
 
-    Known are ``timm/`` models and "efficientnet_lite0".
+    Known are ``timm/`` and ``torchvision/`` models and "efficientnet_lite0".
     """
     if name == "efficientnet_lite0":
         return LITE0_CLASSES
     library, _, model = name.partition("/")
+    if library == "torchvision":
+        return _torchvision_classes(model)
     if library != "timm":
         return None
     found = _import_library("timm").get_pretrained_cfg(model)
@@ -106,12 +109,42 @@ def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> n
     known = models.list_models(module=models)
     if model not in known:
         raise ConfigError(f"torchvision has no model {model!r}.{_guess(model, known)}")
+    classes = kwargs.get("num_classes")
     try:
-        return models.get_model(model, weights="DEFAULT" if pretrained else None, **kwargs)
+        if not pretrained:
+            return models.get_model(model, weights=None, **kwargs)
+        if classes in (None, _torchvision_classes(model)):
+            return models.get_model(model, weights="DEFAULT", **kwargs)
+        others = {key: value for key, value in kwargs.items() if key != "num_classes"}
+        network = models.get_model(model, weights="DEFAULT", **others)
+        return _with_layers_of(models.get_model(model, weights=None, **kwargs), network)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"torchvision/{model} was built with a wrong argument: {error}"
         ) from error
+
+
+def _torchvision_classes(model: str) -> int | None:
+    """Classes of the default weights; None: they have no list of classes, or there are none."""
+    models = _import_library("torchvision.models")
+    if model not in models.list_models(module=models):
+        return None
+    weights = getattr(models.get_model_weights(model), "DEFAULT", None)
+    return None if weights is None else len(weights.meta.get("categories", ())) or None
+
+
+def _with_layers_of(untrained: nn.Module, network: nn.Module) -> nn.Module:
+    """The network, with the layers of an untrained one wherever their shapes differ: its heads."""
+    fresh = dict(untrained.named_modules())
+    for name, module in list(network.named_modules()):
+        here = {key: value.shape for key, value in module.named_parameters(recurse=False)}
+        other = fresh.get(name)
+        if other is not None and here != {
+            key: value.shape for key, value in other.named_parameters(recurse=False)
+        }:
+            parent, _, last = name.rpartition(".")
+            setattr(network.get_submodule(parent), last, other)
+    return network
 
 
 def _import_library(name: str) -> ModuleType:

@@ -51,8 +51,9 @@ def token_classifier(name: str, num_classes: int = 2, **options: Any) -> TokenCl
     from transformers.utils import logging
 
     place = pretrained_place(name)
-    level = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # a new head is what is asked for
+    logging.disable_progress_bar()  # a study builds the network many times
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
             place, num_labels=num_classes, **options
@@ -62,6 +63,8 @@ def token_classifier(name: str, num_classes: int = 2, **options: Any) -> TokenCl
         raise ConfigError(f"transformers/{name} cannot be loaded: {reason}") from e
     finally:
         logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
     padding = model.config.pad_token_id
     return TokenClassifier(model, 0 if padding is None else padding)
 

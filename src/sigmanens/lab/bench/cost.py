@@ -129,10 +129,11 @@ def cost_table(config: BenchConfig) -> Table:
         cost = cost_of(_network(shop), *_two(material), steps)
         several = f" × {trial.members} networks" if trial.method == "separate" else ""
         table.add_row(_name(trial), *_cells(cost, batch, several))
+    seeds = "one seed" if len(config.seeds) == 1 else f"{len(config.seeds)} seeds"
     table.caption = (
-        "multiply-adds: of the prediction of one picture by all members; memory: what the backward "
+        "multiply-adds: of the prediction of one example by all members; memory: what the backward "
         "pass of a batch keeps, members folded, with parameters, gradients and "
-        f"momentum in float32; {len(config.seeds)} seeds of each"
+        f"momentum in float32; {seeds} of each"
     )
     return table
 
