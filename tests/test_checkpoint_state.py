@@ -13,6 +13,7 @@ from tests.networks import Pictures, randomise
 from torch import Tensor
 
 import sigmanens as sn
+from sigmanens.baselines import fixed_masks
 from sigmanens.checkpoint import is_checkpoint, load_into
 from sigmanens.errors import CheckpointError
 
@@ -71,19 +72,49 @@ def test_statistics_that_were_frozen_stay_so_after_loading(frozen: bool, tmp_pat
     assert moved - statistics
 
 
-def test_a_checkpoint_of_version_1_is_read_and_not_frozen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "absent"), [(1, 2), (2, 1)])
+def test_older_checkpoints_are_read_and_freeze_what_they_say(
+    version: int, absent: int, tmp_path: Path
+) -> None:
     ens = converted()
     ens.freeze_statistics().save_pretrained(tmp_path)
     path = tmp_path / "sigmanens.json"
     content = json.loads(path.read_text())
-    assert content["version"] == 2
-    old = {k: v for k, v in content.items() if k not in ("frozen_statistics", "checksum")}
-    old["version"] = 1
+    assert content["version"] == 3
+    later = ["frozen_scales", "frozen_statistics"][:absent]
+    old = {k: v for k, v in content.items() if k not in (*later, "checksum")}
+    old["version"] = version
     checksum = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(old | {"checksum": checksum}))
     again = sn.load(tmp_path, base=base())
-    assert not again.frozen_statistics
+    assert again.frozen_statistics is (version == 2)
     assert same(again.state_dict(), ens.state_dict())
+    assert all(m.logit.requires_grad for m in again.sigma_norms().values())
+
+
+# -- frozen scales -----------------------------------------------------------------------------
+
+
+def test_masks_stay_frozen_after_loading(tmp_path: Path) -> None:
+    ens = fixed_masks(base(), 2, keep=1, layers="bn2")
+    trained = {n: p.requires_grad for n, p in ens.named_parameters()}
+    assert not all(trained.values())
+    ens.save_pretrained(tmp_path)
+    again = sn.load(tmp_path, base=base()).train()
+    assert {n: p.requires_grad for n, p in again.named_parameters()} == trained
+    before = state(again)
+    train(again, 3)
+    moved = {k for k, v in again.state_dict().items() if not torch.equal(v, before[k])}
+    assert {n for n, p in again.named_parameters() if p.requires_grad} <= moved
+    assert not moved & {n for n, wanted in trained.items() if not wanted}
+
+
+def test_an_ensemble_frozen_as_a_whole_for_prediction_can_be_trained_after_loading(
+    tmp_path: Path,
+) -> None:
+    ens = converted().requires_grad_(False)
+    ens.save_pretrained(tmp_path)
+    assert all(p.requires_grad for p in sn.load(tmp_path, base=base()).parameters())
 
 
 # -- in place ----------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
 A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, whether the
-statistics are frozen, fingerprint of the base, digests) and one safetensors file of the members'
-scales, carriers, shifts, statistics and heads, a few kilobytes for a small network. The JSON names
-the weights file and is replaced last, so that a save that dies half-way leaves the former
-checkpoint whole.
+statistics are frozen and which scales, fingerprint of the base, digests) and one safetensors file
+of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for a small network.
+The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
+former checkpoint whole.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ __all__ = [
     "write_atomic",
 ]
 
-FORMAT_VERSION = 2
-_READ = (1, 2)  # version 1 does not say whether statistics are frozen: they are not
+FORMAT_VERSION = 3
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none.
+_READ = (1, 2, 3)
 _JSON = "sigmanens.json"
 
 
@@ -93,6 +94,7 @@ def save_pretrained(ensemble: SigmaEnsemble, directory: str | Path, shared: str 
         "plan": ensemble.plan.to_dict() | {"schedule": ensemble.schedule},
         "temperature": float(ensemble.temperature),
         "frozen_statistics": ensemble.frozen_statistics,
+        "frozen_scales": _frozen_scales(ensemble),
         "base_class": qualified_name(type(ensemble.network)),
         "base": {k: f"{v:016x}" for k, v in sorted(base.items())},
         "shared": sorted(extra),
@@ -125,6 +127,9 @@ def save_pretrained(ensemble: SigmaEnsemble, directory: str | Path, shared: str 
 def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
     """Build the saved ensemble on a copy of its base network.
 
+    Scale logits that were frozen while the rest was trained, such as the masks of ``fixed_masks``,
+    are frozen again.
+
     Args:
         directory: folder written by :func:`save_pretrained`, on any device.
         base: the unconverted network with the weights it had at conversion; the ensemble lands on
@@ -144,6 +149,9 @@ def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
     _fill(ensemble, folder, meta, ensemble.base_fingerprint)
+    norms = ensemble.sigma_norms()
+    for name in meta.get("frozen_scales", ()):
+        norms[name].logit.requires_grad_(False)
     return ensemble
 
 
@@ -233,6 +241,13 @@ def _fill(
         ensemble.freeze_statistics(frozen)
 
 
+def _frozen_scales(ensemble: SigmaEnsemble) -> list[str]:
+    """Norms whose scale logits are not trained, in an ensemble of which something is."""
+    if not any(p.requires_grad for p in ensemble.parameters()):
+        return []  # no choice of some, as after requires_grad_(False) for prediction
+    return [n for n, m in ensemble.sigma_norms().items() if not m.logit.requires_grad]
+
+
 def _read_meta(folder: Path) -> dict[str, Any]:
     path = folder / _JSON
     try:
@@ -248,7 +263,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     if meta.get("version") not in _READ:
         raise CheckpointError(
             f"{path} has format version {meta.get('version')!r}; this sigmanens reads versions "
-            f"{' and '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
+            f"{', '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
         )
     if meta.get("checksum") != _checksum(meta):
         raise CheckpointError(
