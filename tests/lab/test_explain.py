@@ -119,3 +119,16 @@ def test_it_loads_no_training_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_page_without_plotly_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [n for n in sys.modules if n.startswith("sigmanens.lab.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "sigmanens.lab.explain_page", raising=False)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert main(["explain", "--steps", "30", "--out", str(tmp_path / "page.html")]) == 1
+    out = capsys.readouterr()
+    assert "need plotly: pip install 'sigmanens[lab]'" in out.err
+    assert "Cosine of the scales by step" in out.out

@@ -5,32 +5,19 @@ It is put together from the parts of the reports: their style, tables, plots and
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sigmanens.errors import MissingPackageError, RunError
+from sigmanens.errors import RunError
 from sigmanens.lab.explain import Explanation
 from sigmanens.lab.explain_words import HEAD, MEANING, sentences, table_rows
+from sigmanens.lab.report.document import document
 from sigmanens.lab.report.markup import esc, figure_html, prose, table_html
 from sigmanens.lab.report.plot import MUTED, Figure, Panel, axis, layout
 from sigmanens.lab.report.tables import Cell, Table
 
-try:
-    from plotly.offline import get_plotlyjs
-except ImportError as e:
-    raise MissingPackageError(
-        "the page of sigmanens explain needs plotly: pip install 'sigmanens[lab]'. Without --out "
-        "the explanation is printed"
-    ) from e
-
 __all__ = ["render", "write_page"]
 
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
-)
 _ACCENT = "var(--accent)"
 
 
@@ -61,28 +48,14 @@ def render(found: Explanation) -> str:
         topic, colon, rest = line.partition(": ")
         topic, rest = (topic, rest) if colon else ("", line)
         words.append(f"<div><dt>{esc(topic)}</dt><dd>{prose(rest)}</dd></div>")
-    plots = {
-        f"{figure.key}-{i}": {"traces": panel.traces, "layout": panel.layout}
-        for figure in drawn
-        for i, panel in enumerate(figure.panels)
-    }
-    data = json.dumps({"plots": plots}, allow_nan=False).replace("<", "\\u003c")
-    return _DOCUMENT.format(
-        policy=_POLICY,
-        title=esc(title),
-        style=_asset("style.css"),
-        guard=_asset("guard.js"),
-        words="".join(words),
-        figures="".join(figure_html(figure) for figure in drawn),
-        table=table_html(_table(found), "settings-table"),
-        data=data,
-        plotly=get_plotlyjs(),
-        script=_asset("script.js"),
+    body = (
+        f'<main><section id="words"><h1>{esc(title)}</h1>'
+        f'<dl class="lines">{"".join(words)}</dl></section>'
+        f"{''.join(figure_html(figure) for figure in drawn)}"
+        f'<section id="settings"><h2>Every τ</h2>{table_html(_table(found), "settings-table")}'
+        "</section></main>"
     )
-
-
-def _asset(name: str) -> str:
-    return files("sigmanens.lab.report").joinpath(name).read_text(encoding="utf-8")
+    return document(title, body, drawn)
 
 
 def _map(found: Explanation) -> Figure:
@@ -177,37 +150,3 @@ def _table(found: Explanation) -> Table:
         for texts, numbers in zip(table_rows(found), values, strict=True)
     ]
     return Table(caption, HEAD, rows, meaning=MEANING)
-
-
-_DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-{style}
-</style>
-<script>
-{guard}
-</script>
-</head>
-<body>
-<main>
-<section id="words"><h1>{title}</h1><dl class="lines">{words}</dl></section>
-{figures}
-<section id="settings"><h2>Every τ</h2>{table}</section>
-</main>
-<noscript><p>The plots need JavaScript; the tables hold the same numbers.</p></noscript>
-<script type="application/json" id="report-data">{data}</script>
-<script>
-{plotly}
-</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from sigmanens.errors import RunError
+from sigmanens.lab.report.document import document
 from sigmanens.lab.report.markup import esc, palette_css
-from sigmanens.lab.report.plot import Figure
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.sections import sections
 from sigmanens.lab.report.study import Study, finite
 
 __all__ = ["render", "write_report"]
-
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
-)
-"""Content security policy: the browser itself refuses any request the page might make."""
 
 
 def write_report(metrics: Mapping[str, Any], path: Path) -> Path:
@@ -64,37 +54,7 @@ def render(metrics: Mapping[str, Any]) -> str:
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f"<main>{''.join(html for _, html in parts.values())}</main>{_footer(study)}"
     )
-    return _DOCUMENT.format(
-        policy=_POLICY,
-        title=esc(title),
-        style=_asset("style.css") + palette_css(study.groups),
-        body=body,
-        data=_json({"plots": _plots(drawn)}),
-        plotly=get_plotlyjs(),
-        guard=_asset("guard.js"),
-        script=_asset("script.js"),
-    )
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    """JSON that may stand inside a script element: no character in it can end the element."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    for character in "<\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def _plots(drawn: list[Figure]) -> dict[str, Any]:
-    """What the script draws: traces and layout by the id of the element."""
-    return {
-        f"{figure.key}-{i}": {"traces": panel.traces, "layout": panel.layout}
-        for figure in drawn
-        for i, panel in enumerate(figure.panels)
-    }
+    return document(title, body, drawn, palette_css(study.groups))
 
 
 def _name(metrics: Mapping[str, Any]) -> str:
@@ -137,35 +97,3 @@ def _facts(values: Mapping[str, Any]) -> str:
             text = f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
             parts.append(text if name == "description" else f"{name} {text}")
     return ", ".join(parts)
-
-
-_DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-{style}
-</style>
-<noscript><style>.plot, .picker, .legend, .keys, .tools, .sort::after {{ display: none; }}
-.run[hidden] {{ display: block; }}</style></noscript>
-<script>
-{guard}
-</script>
-</head>
-<body>
-{body}
-<noscript><p>The plots need JavaScript; the tables hold the same numbers.</p></noscript>
-<script type="application/json" id="report-data">{data}</script>
-<script>
-{plotly}
-</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
