@@ -27,6 +27,7 @@ from sigmanens.evaluation import apply_temperature, fit_temperature, nll
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
 from sigmanens.lab.bench.gather import choose
+from sigmanens.lab.bench.paired import kept_pairs
 from sigmanens.lab.bench.runner import Job, run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.cli import main
@@ -183,8 +184,34 @@ def test_rows_without_their_network_are_not_lost_to_remeasuring(
         run_bench(config, folder, resume=True, remeasure=True)
     assert sorted(folder.glob("trials/*/rows.json")) == before
     again = run_bench(config, folder, resume=True)
-    assert again["rows"] == read_metrics(done[0])["rows"]
-    assert again["paired"] == []  # these need predictions
+    first = read_metrics(done[0])
+    assert again["rows"] == first["rows"]
+    assert again["paired"] == first["paired"]  # found while there were predictions
+
+
+def test_differences_are_kept_while_both_sides_are_what_they_were(
+    done: tuple[Path, dict[str, Any]],
+) -> None:
+    earlier = done[1]
+    pairs = earlier["paired"]
+    bare = copy.deepcopy(earlier) | {"paired": []}
+    assert kept_pairs(earlier, bare) == pairs
+    assert kept_pairs({"rows": []}, bare) == []  # of a study without σN-Ens
+    film = {p["metric"]: p for p in pairs if p["against"] == "film"}
+    newer = film["nll"] | {"value": 9.0}
+    assert kept_pairs(earlier, bare | {"paired": [newer]})[0] == newer
+    fewer = newer | {"seeds": 1}
+    assert kept_pairs(earlier, bare | {"paired": [fewer]})[0] == film["nll"]
+    for change in ("film", "choice", "ours"):
+        now = copy.deepcopy(bare)
+        if change == "choice":
+            now["choice"]["tau"] = 8.0
+        for row in now["rows"]:
+            ours = row["method"] == "sigmanens" and row["tau"] == now["choice"]["tau"]
+            if row["seed"] == 1 and (row["method"] == change or (change == "ours" and ours)):
+                row["nll"] += 0.1
+        kept = kept_pairs(earlier, now)
+        assert kept == ([p for p in pairs if p["against"] != "film"] if change == "film" else [])
 
 
 def test_a_failed_training_is_reported_and_tried_again(

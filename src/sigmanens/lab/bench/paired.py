@@ -16,7 +16,7 @@ from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.prediction import log_mean_exp
 
-__all__ = ["paired"]
+__all__ = ["kept_pairs", "paired"]
 
 Setting = tuple[Any, ...]
 
@@ -66,6 +66,46 @@ def paired(
     return found
 
 
+def kept_pairs(earlier: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Differences found by an earlier call of which a side's predictions are not at hand now.
+
+    They hold as long as the same σN-Ens is chosen and the rows of both sides are what they were;
+    where both calls compared a setting, the one with more seeds counts.
+
+    Args:
+        earlier: ``metrics.json`` before this call.
+        metrics: what it is to be now.
+
+    Returns:
+        the pairs of ``metrics`` and of ``earlier``, one for each setting and metric.
+    """
+    then, now = earlier.get("choice"), metrics["choice"]
+    keys = ("tau", "members", "weight")
+    found = {_of_pair(p): p for p in metrics["paired"]}
+    if not then or not now or any(then[k] != now[k] for k in keys):
+        return list(found.values())
+    rows = {(_of_row(r), r["seed"]): r["nll"] for r in metrics["rows"]}
+    changed = {_of_row(r) for r in earlier["rows"] if rows.get((_of_row(r), r["seed"])) != r["nll"]}
+    if ("sigmanens", now["members"], now["tau"], now["weight"], None) in changed:
+        return list(found.values())
+    for pair in earlier.get("paired") or []:
+        key = _of_pair(pair)
+        if key[:-1] not in changed and pair["seeds"] > found.get(key, {"seeds": 0})["seeds"]:
+            found[key] = pair
+    return list(found.values())
+
+
+def _of_row(row: Mapping[str, Any]) -> Setting:
+    return row["method"], row["members"], row["tau"], row["weight"], row.get("variant")
+
+
+def _of_pair(pair: Mapping[str, Any]) -> Setting:
+    return (
+        pair["against"], pair["members"], pair["tau"], pair["weight"], pair.get("variant"),
+        pair["metric"],
+    )  # fmt: skip
+
+
 def _losses(
     finished: Mapping[Trial, Path], rows: list[dict[str, Any]]
 ) -> dict[Setting, dict[int, dict[str, Tensor]]]:
@@ -85,8 +125,7 @@ def _losses(
                 continue
             mean = log_mean_exp(tensors[name].double())
             scaled = apply_temperature(mean, row["temperature"])
-            setting = (row["method"], row["members"], row["tau"], row["weight"], row.get("variant"))
-            found.setdefault(setting, {})[trial.seed] = {
+            found.setdefault(_of_row(row), {})[trial.seed] = {
                 "nll": _picked(mean, labels),
                 "nll_calibrated": _picked(scaled, labels),
                 "labels": labels,

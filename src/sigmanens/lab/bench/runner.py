@@ -22,6 +22,7 @@ from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import check_trained_head, load_material
 from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import train_method
+from sigmanens.lab.bench.paired import kept_pairs
 from sigmanens.lab.bench.pretraining import Base, train_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -79,6 +80,7 @@ def run_bench(
     if resume:
         _check_resumed(config, out, remeasure)
     console = console or Console()
+    earlier = read_metrics(out) if resume and (out / "metrics.json").exists() else {}
     run = Run(
         out, config.to_dict(), resume, extendable=EXTENDABLE,
         complete=lambda stored: BenchConfig.from_dict(stored).to_dict(),
@@ -120,6 +122,7 @@ def run_bench(
         key, reason = next(iter(failures.items()))
         raise RunError(f"every training failed; the first, {key}: {reason}")
     metrics = gather(config, finished, failures, command)
+    metrics["paired"] = kept_pairs(earlier, metrics)
     if config.pretrain is not None:
         metrics["base"] = _told(config, base, out)
     write_report(metrics, run.path("report.html"))
