@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 pytest.importorskip("datasets")
 
 import datasets
 
+from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import ConfigError, DataError, InputError
+from sigmanens.lab.backbones.tokens import TokenClassifier, length_order
 from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
+from sigmanens.lab.rows import member_logits
 
 WORDS = ["[PAD]", "bad", "good", "very", "film"]
 TEXTS = ["good film", "very bad film", "bad", "very very good film"]
@@ -127,3 +131,30 @@ def test_token_sets_are_checked() -> None:
     ):
         with pytest.raises(DataError, match=what):
             TokenSet(*wrong)
+
+
+class Counting(nn.Module):
+    """Gives the sum of each row's tokens, and keeps the shapes it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        self.shapes.append(tuple(input_ids.shape))
+        total = (input_ids * attention_mask).sum(1, keepdim=True) * self.scale
+        return SimpleNamespace(logits=torch.cat([total, -total], 1))
+
+
+def test_texts_are_evaluated_by_length_and_answered_in_their_order() -> None:
+    model = Counting()
+    network = SeparateNetworks([TokenClassifier(model, padding=0)])
+    lengths = [9, 2, 7, 1, 8, 2, 9, 3]
+    tokens = torch.zeros(len(lengths), 12, dtype=torch.int64)
+    for i, n in enumerate(lengths):
+        tokens[i, :n] = i + 1
+    logits = member_logits(network, batch=2)(tokens)
+    assert logits[0, :, 0].tolist() == [float((i + 1) * n) for i, n in enumerate(lengths)]
+    assert model.shapes == [(2, 2), (2, 3), (2, 8), (2, 9)]
+    assert length_order(nn.Linear(2, 2), torch.randn(4, 2)) is None

@@ -17,6 +17,7 @@ from sigmanens.errors import InputError, NonFiniteError
 from sigmanens.evaluation import intervals, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
 from sigmanens.evaluation.summary import summarize
+from sigmanens.lab.backbones.tokens import length_order
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_histograms import ood_histograms
@@ -72,6 +73,9 @@ class EvaluationData:
 def member_logits(network: nn.Module, batch: int = 256, members: int | None = None) -> MemberLogits:
     """Evaluate a network batch by batch, in evaluation mode, without gradients.
 
+    Texts are taken by length, so that short ones are not filled up to long ones; the logits come
+    in the order of the examples.
+
     Args:
         network: maps x (B, C, H, W) to member logits (M, B, K).
         batch: pictures in a pass.
@@ -94,9 +98,13 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
     @torch.no_grad()
     def run(images: Pictures) -> Tensor:
         network.eval()
+        order = length_order(network, images) if isinstance(images, Tensor) else None
+        rows = images if order is None else images[order]
         with active():
-            parts = [network(part.to(device)).float().cpu() for part in images.split(batch)]
+            parts = [network(part.to(device)).float().cpu() for part in rows.split(batch)]
         logits = torch.cat(parts, 1)
+        if order is not None:
+            logits = torch.empty_like(logits).index_copy_(1, order, logits)
         if not bool(torch.isfinite(logits).all()):
             raise NonFiniteError(
                 "the network gives NaN or infinite logits: its training has diverged, or the "

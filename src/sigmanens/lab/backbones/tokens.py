@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
 
-__all__ = ["TokenClassifier", "pretrained_place", "token_classifier"]
+__all__ = ["TokenClassifier", "length_order", "pretrained_place", "token_classifier"]
 
 
 class TokenClassifier(nn.Module):
@@ -34,6 +34,23 @@ class TokenClassifier(nn.Module):
         seen, tokens = seen[:, :longest], tokens[:, :longest]
         logits: Tensor = self.model(input_ids=tokens, attention_mask=seen.to(torch.int64)).logits
         return logits
+
+
+def length_order(network: nn.Module, x: Tensor) -> Tensor | None:
+    """Order of the rows of x by their number of tokens, for batches with little padding.
+
+    Args:
+        network: in which a :class:`TokenClassifier` may read x.
+        x: what the network takes, such as tokens (N, L), int64.
+
+    Returns:
+        a permutation (N,), int64; None where no TokenClassifier is found.
+    """
+    readers = (m for m in network.modules() if isinstance(m, TokenClassifier))
+    reader = next(readers, None)
+    if reader is None:
+        return None
+    return (x != reader.padding).sum(1).argsort(stable=True)
 
 
 def token_classifier(name: str, num_classes: int = 2, **options: Any) -> TokenClassifier:
