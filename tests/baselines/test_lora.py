@@ -88,6 +88,19 @@ def test_members_start_as_the_base() -> None:
     assert first.scaling == {"member0": 1.0, "member1": 1.0, "member2": 1.0}
 
 
+def test_heads_are_copied_where_the_base_has_been_trained() -> None:
+    base = vit().eval()
+    assert isinstance(
+        lora_ensemble(base, 2, head="auto", rank=2).network.head.heads[0], nn.Sequential
+    )
+    with torch.no_grad():
+        base.norm.weight.uniform_(0.5, 1.5)
+    for member in lora_ensemble(base, 2, head="auto", rank=2)(X):
+        torch.testing.assert_close(member, base(X), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="expected 'fresh', 'copy' or 'auto'"):
+        lora_ensemble(base, 2, head="shared")
+
+
 def test_parameters() -> None:
     """M r (in + out) for each projection and M heads; the rest is frozen (arXiv 2405.14438)."""
     net = lora_ensemble(vit(), 4, rank=8, head="copy")

@@ -137,6 +137,28 @@ def test_rivals_are_told_where_the_head_is(method: str) -> None:
         BUILDERS[method](shop)
 
 
+@pytest.mark.parametrize(("head", "layers"), [("copy", 1), ("fresh", 2), ("shared", 2)])
+def test_lora_has_the_heads_of_the_study(head: str, layers: int) -> None:
+    pytest.importorskip("peft")
+    sizes = {
+        "img_size": 8,
+        "patch_size": 4,
+        "embed_dim": 24,
+        "depth": 1,
+        "num_heads": 2,
+        "in_chans": 1,
+    }
+    config = replace(
+        TINY, model=ModelConfig("timm/vit_tiny_patch16_224", options=sizes),
+        ensemble=replace(TINY.ensemble, head=head),
+    )  # fmt: skip
+    shop = Workshop(config, Trial(0, "lora_ensemble", 2), load_material(config, 0))
+    own = BUILDERS["lora_ensemble"](shop).network.head.heads[0]
+    assert (
+        sum(isinstance(m, (torch.nn.Linear, torch.nn.LayerNorm)) for m in own.modules()) == layers
+    )
+
+
 def test_noise_of_a_path_is_new_at_every_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from sigmanens.baselines.base import (
     base_network,
     check_count,
     import_library,
+    is_trained,
     own_seed,
     repeated,
     seeded,
@@ -111,7 +112,8 @@ def lora_ensemble(
         targets: "auto" for the query, key and value projections, found by name (a fused ``qkv`` is
             split into three first); or a regex (``re.search`` on the dotted name) or list of names
             of ``nn.Linear`` modules.
-        head: "fresh" or "copy", as in :func:`sigmanens.convert`.
+        head: "fresh" or "copy", as in :func:`sigmanens.convert`, or "auto": copy where the norms of
+            the base have been trained, fresh otherwise.
         head_name: where the head is, if it is not found by itself.
         generator: source of A and of fresh heads.
 
@@ -125,10 +127,12 @@ def lora_ensemble(
     """
     check_count("members", members)
     check_count("rank", rank)
-    if head not in ("fresh", "copy"):
-        raise InputError(f"head is {head!r}; expected 'fresh' or 'copy'")
+    if head not in ("fresh", "copy", "auto"):
+        raise InputError(f"head is {head!r}; expected 'fresh', 'copy' or 'auto'")
     peft = import_library("peft", "peft")
     network = base_network(model_or_factory)
+    if head == "auto":
+        head = "copy" if is_trained(network) else "fresh"
     if targets == "auto":
         _split_fused(network)
     chosen = _targets(network, targets)

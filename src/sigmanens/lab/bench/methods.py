@@ -86,6 +86,14 @@ def _headed(build: Callable[..., nn.Module]) -> Builder:
     return built
 
 
+def _lora(shop: Workshop) -> nn.Module:
+    """Its heads are those of σN-Ens; fresh where σN-Ens shares one, which LoRA-Ensemble cannot."""
+    ensemble = shop.config.ensemble
+    head = "fresh" if ensemble.head == "shared" else ensemble.head
+    given = {"head_name": ensemble.head_name, "head": head} | shop.options
+    return baselines.lora_ensemble(shop.base(), shop.members, generator=shop.generator(), **given)
+
+
 def _norm_tuning(shop: Workshop) -> nn.Module:
     """The head trains too where it is new: frozen it would stay at random."""
     given: dict[str, Any] = {"head_name": shop.config.ensemble.head_name}
@@ -114,7 +122,7 @@ BUILDERS: dict[str, Builder] = {
     "packed": _headed(baselines.packed),
     "masksembles": _rival(baselines.masksembles),
     "mimo": _headed(baselines.mimo),
-    "lora_ensemble": _headed(baselines.lora_ensemble),
+    "lora_ensemble": _lora,
     "norm_tuning": _norm_tuning,
 }
 """From a workshop to the untrained network of a method."""
