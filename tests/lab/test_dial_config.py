@@ -13,12 +13,12 @@ def made(**options: object) -> Diversity:
     given = TrainConfig.from_dict({"diversity": options})
     again = TrainConfig.from_dict(given.to_dict())
     assert again == given
-    return Diversity(**vars(again.diversity))
+    return Diversity(**again.penalty)
 
 
-def test_the_default_is_that_of_the_library() -> None:
-    assert repr(made()) == repr(Diversity())
-    assert made().tau == 0.1
+def test_the_default_is_that_of_the_library_but_for_tau_from_scratch() -> None:
+    assert repr(made(tau=0.1)) == repr(Diversity())
+    assert made().tau == 1.0
 
 
 @pytest.mark.parametrize(

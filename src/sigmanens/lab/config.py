@@ -27,6 +27,7 @@ __all__ = [
 
 MEMBER_BATCHES = ("same", "own", "share")
 SCRATCH_TAU, PRETRAINED_TAU = 1.0, 0.1
+SCRATCH_WEIGHT, PRETRAINED_WEIGHT = 1e-2, 1e-4
 CONTROLS = ("single", "single_temperature", "single_finetuned", "sigmanens_lambda0")
 
 
@@ -207,7 +208,8 @@ class DiversityConfig:
         tau: softmax temperature τ; none: 1 for a network that is trained from scratch (see
             docs/results/README.md), 0.1, as published, for one with pretrained weights, or what
             ``owners`` or ``target_cosine`` make of it.
-        weight: λ; 0: no penalty.
+        weight: λ; 0: no penalty; none: 0.01 for a network that is trained from scratch, 0.0001 for
+            one with pretrained weights, both as published.
         layers: "auto" (the paper's rule), "all" or a regex.
         form: "sum" or "mean".
         owners: owners per channel that τ is to be set for, in the place of ``tau``.
@@ -218,7 +220,7 @@ class DiversityConfig:
     """
 
     tau: float | None = None
-    weight: float = 1e-2
+    weight: float | None = None
     layers: str = "auto"
     form: str = "sum"
     owners: float | None = None
@@ -226,6 +228,12 @@ class DiversityConfig:
     ramp: int | float = 0
     target_cosine: float | None = None
     moves: str = "tau"
+
+    def weight_for(self, pretrained: bool) -> float:
+        """λ of a training that starts from trained weights, or from random ones."""
+        if self.weight is not None:
+            return self.weight
+        return PRETRAINED_WEIGHT if pretrained else SCRATCH_WEIGHT
 
 
 @dataclass
@@ -326,8 +334,8 @@ class TrainConfig:
 
     @property
     def penalty(self) -> dict[str, Any]:
-        """Arguments of :class:`sigmanens.Diversity`, τ being set for the kind of training."""
-        given = dict(vars(self.diversity))
+        """Arguments of :class:`sigmanens.Diversity`, τ and λ being set for the kind of training."""
+        given = vars(self.diversity) | {"weight": self.diversity.weight_for(self.model.pretrained)}
         steered = self.diversity.owners is not None or self.diversity.target_cosine is not None
         if self.diversity.tau is None and not steered:
             given["tau"] = PRETRAINED_TAU if self.model.pretrained else SCRATCH_TAU
@@ -336,7 +344,8 @@ class TrainConfig:
     @property
     def penalised(self) -> bool:
         """Whether the ensemble is trained with the penalty."""
-        return self.diversity.weight > 0 and self.ensemble.members > 1
+        weight = self.diversity.weight_for(self.model.pretrained)
+        return weight > 0 and self.ensemble.members > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as in the YAML file."""

@@ -246,6 +246,11 @@ class BenchConfig:
         """Whether the methods start from a network that answers already."""
         return (self.model.pretrained or self.pretrain is not None) and self.trained_head
 
+    @property
+    def weight(self) -> float:
+        """λ where ``weights`` gives none."""
+        return self.diversity.weight_for(self.model.pretrained or self.pretrain is not None)
+
     def started_from(self, weights: str) -> BenchConfig:
         """The study once its base is trained, and lies in a file."""
         return replace(self, model=replace(self.model, weights=weights), pretrain=None)

@@ -89,10 +89,10 @@ def _settings(
 ) -> list[Trial]:
     """One method at every τ and λ that apply to it."""
     if method == "warm_path":
-        return [Trial(seed, method, members, weight=config.diversity.weight, variant=variant)]
+        return [Trial(seed, method, members, weight=config.weight, variant=variant)]
     if method != "sigmanens":
         return [Trial(seed, method, members, variant=variant)]
-    weights = [config.diversity.weight]
+    weights = [config.weight]
     if config.weights is not None and not variant:
         weights = config.weights
     return [Trial(seed, method, members, t, w, variant) for w in weights for t in taus]
