@@ -436,6 +436,10 @@ def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
     return change
 
 
+def _imagenet(config: TrainConfig) -> None:
+    config.model = ModelConfig("timm/resnet18", {"pretrained": True})
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -450,6 +454,7 @@ def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
         (_set("diversity", "tau", 0.0), DiversityError, "0"),
         (_set("diversity", "layers", "nothing"), DiversityError, "selects no converted norm"),
         (_set("recipe", "epochs", 0), ConfigError, "recipe.epochs is 0"),
+        (_imagenet, ConfigError, "1000 classes, .* Leave 'single' .* out of controls"),
     ],
 )
 def test_what_cannot_work_shows_before_anything_is_trained(

@@ -20,6 +20,7 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
+from sigmanens.lab.backbones.registry import check_trained_head
 from sigmanens.lab.config import TrainConfig
 from sigmanens.lab.data.sets import PictureSet, load_sets
 from sigmanens.lab.digits import Labelled
@@ -65,6 +66,7 @@ def train_run(
     try:
         train, data, classes = _load(config, training=True)
         assert train is not None
+        _check_single(config, len(classes))
         base = _base(config, len(classes))
         diversity = Diversity(**config.penalty) if config.penalised else None
         trial = _convert(base, config)  # what cannot work shows before anything is trained
@@ -248,6 +250,16 @@ def _base(config: TrainConfig, classes: int) -> nn.Module:
         torch.manual_seed(config.seed)
         network = build_backbone(model.name, **({"num_classes": classes} | model.options))
     return load_weights(network, model.weights) if model.weights else network
+
+
+def _check_single(config: TrainConfig, classes: int) -> None:
+    """Raise ConfigError if a network with a random head would stand beside the ensemble."""
+    model = config.model
+    if model.options.get("pretrained") and {"single", "single_temperature"} & set(config.controls):
+        check_trained_head(
+            model.name, classes, "Leave 'single' and 'single_temperature' out of controls; "
+            "'single_finetuned' is one network trained as long",
+        )  # fmt: skip
 
 
 def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:

@@ -91,6 +91,22 @@ def pretrained_classes(name: str) -> int | None:
     return None if found is None else int(found.num_classes)
 
 
+def check_trained_head(name: str, classes: int, remedy: str) -> None:
+    """Raise ConfigError if the head of pretrained weights would not be theirs.
+
+    Args:
+        name: as for :func:`build_backbone`.
+        classes: number of classes of the data.
+        remedy: what to do then, a sentence.
+    """
+    known = pretrained_classes(name)
+    if known is not None and known != classes:
+        raise ConfigError(
+            f"the pretrained weights of {name} answer in {known} classes, the data have {classes}: "
+            f"the head is new, and 'single' would be a network with a random head. {remedy}"
+        )
+
+
 def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     timm = _import_library("timm")
     if not timm.is_model(model):

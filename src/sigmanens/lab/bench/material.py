@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones.registry import pretrained_classes
+from sigmanens.lab.backbones import registry
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.corrupted import check_names, corruption_names, first_of, picture_corrupter
 from sigmanens.lab.config import DataConfig
@@ -114,13 +113,8 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
     model = config.model
     if not config.pretrained or model.weights or config.pretrain:
         return  # a file that does not fit is refused by itself
-    known = pretrained_classes(model.name)
-    if known is not None and known != classes:
-        raise ConfigError(
-            f"the pretrained weights of {model.name} answer in {known} classes, the data have "
-            f"{classes}: the head is new, and 'single' would be a network with a random head. Set "
-            "trained_head: false, so that one network is trained first"
-        )
+    remedy = "Set trained_head: false, so that one network is trained first"
+    registry.check_trained_head(model.name, classes, remedy)
 
 
 @lru_cache(maxsize=2)
