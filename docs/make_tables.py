@@ -66,7 +66,7 @@ def readme() -> str:
     text = README.read_text(encoding="utf-8")
     output = (RESULTS / "digits-demo" / "output.txt").read_text(encoding="utf-8").strip("\n")
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
-    blocks = {"demo": f"```\n{output}\n```", "cifar": "\n".join(table(metrics, README_COLUMNS))}
+    blocks = {"demo": f"```\n{output}\n```", "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False))}
     for name, block in blocks.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
@@ -130,14 +130,16 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> list[str]:
+def table(
+    metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]], seconds: bool = True
+) -> list[str]:
     """Lines of a Markdown table with a row for every method."""
     counted = any(row.get("multiply_adds") for row in metrics["rows"])
     lines = [
         f"| method | M | τ | λ | parameters | {'multiply-adds | ' if counted else ''}"
         + " | ".join(title for title, _ in columns)
-        + " | OOD | training s |",
-        "| --- " * (7 + bool(counted) + len(columns)) + "|",
+        + f" | OOD | {'training s |' if seconds else ''}",
+        "| --- " * (6 + seconds + bool(counted) + len(columns)) + "|",
     ]
     for group in groups_of(metrics["rows"]):
         first = group[0]
@@ -150,7 +152,7 @@ def table(metrics: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> lis
             *([_millions(first.get("multiply_adds"))] if counted else ()),
             *(_cell(group, key) for _, key in columns),
             spread([_ood(r) for r in group]),
-            spread([r["train_seconds"] for r in group], digits=0),
+            *([spread([r["train_seconds"] for r in group], digits=0)] if seconds else ()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
