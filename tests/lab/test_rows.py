@@ -356,6 +356,19 @@ def test_options_for_features_where_a_network_has_them(
     assert options["head"] is None
 
 
+def test_probabilities_have_no_energy(single: SeparateNetworks, data: EvaluationData) -> None:
+    """Of log-probabilities it is rounding, whose order would stand in the row as an AUROC."""
+    row, _ = evaluate(
+        lambda x: plain(single, x).log_softmax(2), data, method="laplace", members=1, params=0
+    )
+    found, detail = row["ood"]["photo_patches"], row["ood_detail"]["photo_patches"]
+    assert set(measured(single, data)["ood"]["photo_patches"]) - set(found) == {
+        "energy",
+        "max_logit",
+    }
+    assert "log-probabilities" in detail["energy"]["reason"]
+
+
 def test_logits_come_in_batches_without_gradients_in_evaluation_mode(
     trained: SigmaEnsemble, data: EvaluationData
 ) -> None:

@@ -83,6 +83,11 @@ def feature_options(
     return options
 
 
+_OF_LOGITS = ("energy", "max_logit")
+_NORMALISED = 1e-4
+"""The logsumexp of log-probabilities is 0 up to rounding, that of logits is not."""
+
+
 class OodScores:
     """Scores of pictures by name, higher = more OOD, and what they are worth.
 
@@ -95,7 +100,8 @@ class OodScores:
     Raises:
         InputError: if features come without train, or a score cannot be fitted. That ViM cannot is
             said in the row instead, for it asks more of a network: logits that are positive, and
-            made by the head from the features alone.
+            made by the head from the features alone. So it is of energy and max logit where a
+            method answers in log-probabilities.
     """
 
     def __init__(
@@ -128,7 +134,12 @@ class OodScores:
 
     def __call__(self, images: Pictures, logits: Tensor | None = None) -> Found:
         """Scores of pictures; ``logits`` (M, N, K) are theirs, if known."""
-        together = ood.scores(self.logits(images) if logits is None else logits)
+        answers = self.logits(images) if logits is None else logits
+        together = ood.scores(answers)
+        if float(answers.logsumexp(2).abs().max()) < _NORMALISED:
+            for name in _OF_LOGITS:
+                del together[name]
+                self.unfit[name] = "the method answers in log-probabilities, which have no energy"
         if self.features is None:
             return together, {}
         found = self.features(images)
@@ -141,6 +152,8 @@ class OodScores:
         auroc: dict[str, float] = {}
         detail: dict[str, dict[str, Any]] = {}
         for name, scores in inside[0].items():
+            if name not in outside[0]:
+                continue
             pair = scores, outside[0][name]
             auroc[name] = ood.auroc(*pair)
             detail[name] = {
