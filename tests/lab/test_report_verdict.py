@@ -141,6 +141,36 @@ def test_one_seed_is_judged_by_intervals_or_named_unconfirmed():
     assert judge(ours, Stat({}), METRICS["nll"]) is None
 
 
+def test_the_difference_on_the_same_samples_decides_for_one_seed():
+    ours, theirs = Stat({0: 0.2}), Stat({0: 0.3})
+    overlapping = [(0.15, 0.26), (0.25, 0.33)]
+    seen = judge(ours, theirs, METRICS["nll"], overlapping, (-0.12, -0.08))
+    not_seen = judge(ours, theirs, METRICS["nll"], [(0.18, 0.22), (0.27, 0.33)], (-0.22, 0.02))
+    worse = judge(theirs, ours, METRICS["nll"], overlapping, (0.08, 0.12))
+    higher = judge(ours, theirs, METRICS["accuracy"], overlapping, (-0.12, -0.08))
+    found = (seen, not_seen, worse, higher)
+    assert [c.phrase for c in found] == ["better", "no difference seen", "worse", "worse"]
+    assert {c.basis for c in found} == {"samples"}
+    several = Stat({0: 0.2, 1: 0.2, 2: 0.2}), Stat({0: 0.3, 1: 0.1, 2: 0.2})
+    assert judge(*several, METRICS["nll"], difference=(-0.12, -0.08)).basis == "seeds"
+
+
+def test_the_verdict_of_one_seed_reads_the_paired_differences():
+    metrics = demo_metrics(seeds=1)
+    chosen = read_study(metrics).chosen
+    film = next(r for r in metrics["rows"] if r["method"] == "film")
+    ours = next(r for r in metrics["rows"] if (r["method"], r["tau"]) == ("sigmanens", chosen.tau))
+    ours["nll_calibrated"] = film["nll_calibrated"] + 0.1
+    pair = {
+        "against": "film", "members": film["members"], "tau": None, "weight": None,
+        "variant": None, "metric": "nll_calibrated", "seeds": 1, "value": 0.1,
+    }  # fmt: skip
+    for low, high, said in ((0.05, 0.15, "worse than"), (-0.05, 0.25, "not seen to differ from")):
+        metrics["paired"] = [pair | {"low": low, "high": high}]
+        parts = line(verdict(metrics), "Controls").split("; ")
+        assert said in next(part for part in parts if "FiLM" in part)
+
+
 def test_accuracy_is_better_when_higher():
     found = judge(Stat({0: 0.9, 1: 0.9}), Stat({0: 0.8, 1: 0.8}), METRICS["accuracy"])
     assert found is not None

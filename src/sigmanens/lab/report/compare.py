@@ -1,8 +1,9 @@
 """When a difference between two methods counts as seen.
 
 With several seeds in common the seeds are paired: the difference counts when the size of its mean
-exceeds its standard deviation from seed to seed. With one seed the bootstrap intervals of the two
-rows decide: they must not overlap. Without intervals the direction is given and named unconfirmed.
+exceeds its standard deviation from seed to seed. With one seed the bootstrap interval of the
+difference on the same samples decides: it must leave out 0; or, where there is none, those of the
+two rows: they must not overlap. Without intervals the direction is given and named unconfirmed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ["METRICS", "RULE", "WITHIN", "Comparison", "Metric", "compare", "judg
 
 RULE = (
     "A difference counts as seen when its mean over the seeds (paired) is larger than its standard "
-    "deviation from seed to seed; with one seed, when the two bootstrap intervals do not overlap. "
+    "deviation from seed to seed; with one seed, when the bootstrap interval of the difference on "
+    "the same samples leaves out 0, or, where there is none, the two intervals do not overlap. "
     "Anything smaller is called “no difference seen”."
 )
 WITHIN = ", by less than they differ"
@@ -54,8 +56,8 @@ class Comparison:
     """What was seen between "ours" and "theirs" on one metric.
 
     ``direction``: +1 ours is better, −1 worse, 0 no difference seen. ``better`` and ``worse`` are
-    the numbers of shared seeds in which ours is so. ``basis``: what decided, "seeds", "intervals"
-    or "one seed".
+    the numbers of shared seeds in which ours is so. ``basis``: what decided, "seeds", "samples",
+    "intervals" or "one seed".
     """
 
     metric: Metric
@@ -65,7 +67,7 @@ class Comparison:
     seeds: int
     better: int
     worse: int
-    basis: Literal["seeds", "intervals", "one seed"]
+    basis: Literal["seeds", "samples", "intervals", "one seed"]
 
     @property
     def word(self) -> str:
@@ -95,7 +97,8 @@ class Comparison:
 def compare(ours: Group, theirs: Group, key: str) -> Comparison | None:
     """Compare two groups on the row value ``key``; None where it was not measured in both."""
     intervals = tuple(_interval(group, key) for group in (ours, theirs))
-    return judge(ours.stat(key), theirs.stat(key), METRICS[key], intervals)
+    difference = theirs.differences.get((ours.setting, key))
+    return judge(ours.stat(key), theirs.stat(key), METRICS[key], intervals, difference)
 
 
 def judge(
@@ -103,14 +106,22 @@ def judge(
     theirs: Stat,
     metric: Metric,
     intervals: Sequence[tuple[float, float] | None] = (None, None),
+    difference: tuple[float, float] | None = None,
 ) -> Comparison | None:
-    """Compare two values per seed by the rule of this module; None where either is empty."""
+    """Compare two values per seed by the rule of this module; None where either is empty.
+
+    Args:
+        ours, theirs: the values.
+        metric: which they are.
+        intervals: of each, for one seed.
+        difference: interval of ours less theirs on the same samples, for one seed.
+    """
     if ours.mean is None or theirs.mean is None:
         return None
     sign = 1.0 if metric.better == "higher" else -1.0
     shared = [seed for seed in ours.by_seed if seed in theirs.by_seed]
     gains = [sign * (ours.by_seed[seed] - theirs.by_seed[seed]) for seed in shared]
-    basis: Literal["seeds", "intervals", "one seed"]
+    basis: Literal["seeds", "samples", "intervals", "one seed"]
     if len(gains) > 1:
         gain, spread, basis = fmean(gains), stdev(gains), "seeds"
     elif ours.sd is not None and theirs.sd is not None:
@@ -119,7 +130,10 @@ def judge(
     else:
         gain, spread, basis = sign * (ours.mean - theirs.mean), 0.0, "one seed"
         first, second = intervals
-        if first is not None and second is not None:
+        if difference is not None and len(shared) == 1:
+            gain, basis = sign * (ours.by_seed[shared[0]] - theirs.by_seed[shared[0]]), "samples"
+            spread = abs(gain) if difference[0] <= 0 <= difference[1] else 0.0
+        elif first is not None and second is not None:
             basis = "intervals"
             apart = first[0] > second[1] or second[0] > first[1]
             spread = 0.0 if apart else abs(gain)

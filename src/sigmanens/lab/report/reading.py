@@ -7,7 +7,7 @@ from typing import Any
 
 from sigmanens.errors import InputError
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.study import Group, Row, Seed, Study, finite
+from sigmanens.lab.report.study import Group, Row, Seed, Setting, Study, finite
 
 __all__ = ["read_study"]
 
@@ -19,12 +19,14 @@ def read_study(metrics: Mapping[str, Any]) -> Study:
     where a row has no method, or where two rows claim the same method, setting and seed.
     """
     rows, split, left_out = _rows(metrics)
-    groups = _groups(rows)
     choice = metrics.get("choice")
     choice = choice if isinstance(choice, Mapping) else {}
+    groups = _groups(rows)
     chosen, criterion = _chosen(
         [g for g in groups if g.method == "sigmanens" and not g.variant], choice
     )
+    if chosen is not None:
+        _add_differences(groups, chosen, metrics.get("paired"))
     members = chosen.members if chosen else None
     deep = [g for g in groups if g.method == "deep_ensemble"]
     deep.sort(key=lambda g: abs((g.members or 0) - (members or 0)))
@@ -69,17 +71,31 @@ def _rows(metrics: Mapping[str, Any]) -> tuple[list[Row], str, int]:
     return kept, split, len(rows) - len(kept)
 
 
+def _add_differences(groups: Sequence[Group], chosen: Group, pairs: Any) -> None:
+    """Give each group the interval of the chosen one less itself, where they share one seed."""
+    by_setting = {group.setting: group for group in groups}
+    for pair in pairs if isinstance(pairs, Sequence) else ():
+        low, high = finite(pair.get("low")), finite(pair.get("high"))
+        group = by_setting.get(_setting({**pair, "method": pair.get("against")}))
+        if group and pair.get("seeds") == 1 and low is not None and high is not None:
+            group.differences[chosen.setting, str(pair.get("metric"))] = (low, high)
+
+
+def _setting(row: Row) -> Setting:
+    members = finite(row.get("members"))
+    return (
+        str(row["method"]),
+        None if members is None else int(members),
+        finite(row.get("tau")),
+        finite(row.get("weight")),
+        str(row.get("variant") or ""),
+    )
+
+
 def _groups(rows: Sequence[Row]) -> list[Group]:
-    settings: dict[tuple[Any, ...], dict[Seed, Row]] = {}
+    settings: dict[Setting, dict[Seed, Row]] = {}
     for row in rows:
-        members = finite(row.get("members"))
-        setting = (
-            str(row["method"]),
-            None if members is None else int(members),
-            finite(row.get("tau")),
-            finite(row.get("weight")),
-            str(row.get("variant") or ""),
-        )
+        setting = _setting(row)
         seed = row.get("seed")
         seed = seed if isinstance(seed, int | str) else 0
         same = settings.setdefault(setting, {})

@@ -16,7 +16,7 @@ from typing import Any
 
 from sigmanens.lab.report import naming
 
-__all__ = ["Group", "Row", "Seed", "Stat", "Study", "dig", "finite"]
+__all__ = ["Group", "Row", "Seed", "Setting", "Stat", "Study", "dig", "finite"]
 
 Seed = int | str
 Row = Mapping[str, Any]
@@ -64,9 +64,17 @@ class Stat:
         return f"{naming.number(self.mean)} ± {naming.number(self.sd)}"
 
 
+Setting = tuple[str, int | None, float | None, float | None, str]
+"""Method, members, τ, λ and variant."""
+
+
 @dataclass(frozen=True)
 class Group:
-    """All seeds of one method under one setting."""
+    """All seeds of one method under one setting.
+
+    ``differences``: 95 % bootstrap interval (low, high) of another setting's number less this one's
+    on the same samples of one seed, by that setting and metric.
+    """
 
     method: str
     members: int | None
@@ -78,6 +86,12 @@ class Group:
     key: str
     look: naming.Look
     variant: str = ""
+    differences: dict[tuple[Setting, str], tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> Setting:
+        """What the rows have in common."""
+        return self.method, self.members, self.tau, self.weight, self.variant
 
     def stat(self, *path: str) -> Stat:
         """The value at ``path`` in each seed's row, where it was measured."""
