@@ -15,12 +15,12 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 from scipy.stats import binomtest
-from tests.lab.report_fixture import demo_metrics, row, single_row_metrics
+from tests.lab.report_fixture import demo_metrics, row, shifted, single_row_metrics
 
 from sigmanens.errors import RunError
 from sigmanens.lab.report import console_table, verdict, write_report
 from sigmanens.lab.report.figures import figures
-from sigmanens.lab.report.frontier import place_labels
+from sigmanens.lab.report.frontier import frontier, place_labels
 from sigmanens.lab.report.page import render
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.reliability import bins
@@ -49,6 +49,21 @@ def test_figures_are_valid_plotly_and_drawn_for_what_was_measured():
         for panel in figure.panels:
             go.Figure(concrete(panel.traces), concrete(panel.layout))
     assert figures(read_study(single_row_metrics())) == []
+
+
+@pytest.mark.parametrize(("accuracy", "drawn"), [(0.5, False), (None, True)])
+def test_a_reference_far_off_is_named_instead_of_drawn(accuracy: float | None, drawn: bool):
+    metrics = demo_metrics()
+    worst = min(row["accuracy"] for row in metrics["rows"] if row["method"] != "film")
+    value = worst - 1e-3 if accuracy is None else accuracy  # a little worse is drawn
+    metrics = shifted(metrics, "film", "accuracy", [value] * 3)
+    study = read_study(metrics)
+    figure = frontier(study)
+    film = next(g for g in study.groups if g.method == "film")
+    points = [t for panel in figure.panels for t in panel.traces if t.get("meta") == film.key]
+    assert bool(points) is drawn
+    assert (film in figure.legend) is drawn
+    assert (f"{film.label} (accuracy 0.500, " in figure.caption) is not drawn
 
 
 def test_frontier_plots_means_and_joins_the_dial_in_order_of_tau():

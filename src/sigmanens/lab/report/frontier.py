@@ -44,8 +44,13 @@ def frontier(study: Study) -> Figure | None:
     """Accuracy against ECE and against temperature-scaled NLL; None below two methods."""
     panels = []
     shown: dict[str, Group] = {}
+    outside = _outside(study)
     for key in ("ece", "nll_calibrated"):
-        groups = [g for g in study.groups if g.stat(key).by_seed and g.stat("accuracy").by_seed]
+        groups = [
+            g
+            for g in study.groups
+            if g.stat(key).by_seed and g.stat("accuracy").by_seed and g.key not in outside
+        ]
         if key == "nll_calibrated" and study.single in groups:
             # With a temperature for everyone, this row is the single network once more.
             groups = [g for g in groups if g.method != "single_temperature"]
@@ -66,6 +71,8 @@ def frontier(study: Study) -> Figure | None:
                 "Open symbols are dominated: another σN-Ens is at least as good in both accuracy "
                 "and temperature-scaled NLL, and better in one."
             )
+    if outside:
+        notes.append(f"Too far off to be drawn: {'; '.join(map(_told, outside.values()))}.")
     best = max(shown.values(), key=lambda g: g.stat("accuracy").mean or 0.0)
     return Figure(
         key="frontier",
@@ -81,6 +88,34 @@ def frontier(study: Study) -> Figure | None:
         rest_off=False,
         panel_width=320,
     )
+
+
+def _outside(study: Study) -> dict[str, Group]:
+    """References so much worse than the main methods that the others would crowd in a corner.
+
+    The main ones are σN-Ens, one network and separate ones; too far off is what is worse than all
+    of them by more than they differ among themselves, in any of the numbers drawn.
+    """
+    always = [*study.sigma, study.single, study.scaled_single, study.deep]
+    main = {group.key: group for group in always if group is not None}
+    found: dict[str, Group] = {}
+    for key, sign in (("accuracy", -1.0), ("ece", 1.0), ("nll_calibrated", 1.0)):
+        values = [sign * mean for g in main.values() if (mean := g.stat(key).mean) is not None]
+        spread = max(values) - min(values) if values else 0.0
+        for group in study.groups if spread > 0 else ():
+            mean = group.stat(key).mean
+            if group.key not in main and mean is not None and sign * mean > max(values) + spread:
+                found[group.key] = group
+    return found
+
+
+def _told(group: Group) -> str:
+    numbers = [
+        f"{METRICS[key].name} {mean:.3f}"
+        for key in ("accuracy", "ece", "nll_calibrated")
+        if (mean := group.stat(key).mean) is not None
+    ]
+    return f"{group.label} ({', '.join(numbers)})"
 
 
 def _extreme(groups: Any, key: str) -> str:
