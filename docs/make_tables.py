@@ -66,7 +66,10 @@ def readme() -> str:
     text = README.read_text(encoding="utf-8")
     output = (RESULTS / "digits-demo" / "output.txt").read_text(encoding="utf-8").strip("\n")
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
-    blocks = {"demo": f"```\n{output}\n```", "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False))}
+    blocks = {
+        "demo": f"```\n{output}\n```",
+        "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False)),
+    }
     for name, block in blocks.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
