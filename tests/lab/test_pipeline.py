@@ -476,6 +476,15 @@ def test_what_cannot_work_shows_before_anything_is_trained(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_weights_brings_the_head_that_single_has() -> None:
+    config = TrainConfig(controls=["single"])
+    _imagenet(config)
+    with pytest.raises(ConfigError, match="random head"):
+        pipeline._check_single(config, 10)
+    config.model.weights = "ten-classes.safetensors"
+    pipeline._check_single(config, 10)
+
+
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_splits_with_other_classes_are_refused(tmp_path: Path, split: str) -> None:
     images, labels = digits_rgb()

@@ -255,7 +255,9 @@ def _base(config: TrainConfig, classes: int) -> nn.Module:
 def _check_single(config: TrainConfig, classes: int) -> None:
     """Raise ConfigError if a network with a random head would stand beside the ensemble."""
     model = config.model
-    if model.options.get("pretrained") and {"single", "single_temperature"} & set(config.controls):
+    if model.weights or not model.pretrained:
+        return  # a file that does not fit is refused by itself
+    if {"single", "single_temperature"} & set(config.controls):
         check_trained_head(
             model.name, classes, "Leave 'single' and 'single_temperature' out of controls; "
             "'single_finetuned' is one network trained as long",

@@ -49,13 +49,6 @@ class Outcome:
 Builder = Callable[[Workshop], nn.Module]
 
 
-def _heads_only(shop: Workshop) -> nn.Module:
-    given = {k: getattr(shop.config.ensemble, k) for k in ("head", "head_name")}
-    return baselines.heads_only(
-        shop.base(), shop.members, generator=shop.generator(), **given | shop.options
-    )
-
-
 def _fixed_masks(shop: Workshop) -> nn.Module:
     """Its ``layers`` say which norms are masked; all are converted."""
     given = vars(shop.config.ensemble)
@@ -76,11 +69,11 @@ def _rival(build: Callable[..., nn.Module]) -> Builder:
     return lambda shop: build(shop.base(), shop.members, generator=shop.generator(), **shop.options)
 
 
-def _headed(build: Callable[..., nn.Module]) -> Builder:
-    """A rival that may be told where the head is, as σN-Ens is."""
+def _headed(build: Callable[..., nn.Module], *kind: str) -> Builder:
+    """A rival that may be told where the head is, as σN-Ens is; with "head" also of which kind."""
 
     def built(shop: Workshop) -> nn.Module:
-        given = {"head_name": shop.config.ensemble.head_name} | shop.options
+        given = {k: getattr(shop.config.ensemble, k) for k in ("head_name", *kind)} | shop.options
         return build(shop.base(), shop.members, generator=shop.generator(), **given)
 
     return built
@@ -115,7 +108,7 @@ BUILDERS: dict[str, Builder] = {
     "sigmanens": lambda shop: shop.convert(**shop.options),
     "sigmanens_lambda0": lambda shop: shop.convert(**shop.options),
     "film": _film,
-    "heads_only": _heads_only,
+    "heads_only": _headed(baselines.heads_only, "head"),
     "fixed_masks": _fixed_masks,
     "mc_dropout": _mc_dropout,
     "batchensemble": _rival(baselines.batchensemble),

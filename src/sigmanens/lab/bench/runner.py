@@ -124,7 +124,7 @@ def run_bench(
     metrics = gather(config, finished, failures, command)
     metrics["paired"] = kept_pairs(earlier, metrics)
     if config.pretrain is not None:
-        metrics["base"] = _told(config, base, out)
+        metrics["base"] = _told(config, base, earlier)
     write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
     return metrics
@@ -140,10 +140,10 @@ def _base(config: BenchConfig, folder: Path, progress: Progress) -> Base | None:
     return base
 
 
-def _told(config: BenchConfig, base: Base | None, out: Path) -> Any:
+def _told(config: BenchConfig, base: Base | None, earlier: Mapping[str, Any]) -> Any:
     """What the results say of the base; that of an earlier call where nothing was trained now."""
     if base is None or config.pretrain is None:
-        return read_metrics(out).get("base") if (out / "metrics.json").exists() else None
+        return earlier.get("base")
     return to_json(
         {
             "seed": config.pretrain.seed,

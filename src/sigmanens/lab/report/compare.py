@@ -130,8 +130,8 @@ def judge(
     else:
         gain, spread, basis = sign * (ours.mean - theirs.mean), 0.0, "one seed"
         first, second = intervals
-        if difference is not None and len(shared) == 1:
-            gain, basis = sign * (ours.by_seed[shared[0]] - theirs.by_seed[shared[0]]), "samples"
+        if difference is not None and gains:
+            gain, basis = gains[0], "samples"
             spread = abs(gain) if difference[0] <= 0 <= difference[1] else 0.0
         elif first is not None and second is not None:
             basis = "intervals"
