@@ -10,7 +10,10 @@ from sigmanens.lab.report.naming import ORDER, label
 
 
 def corruption(metrics: Mapping[str, Any]) -> list[str]:
-    """Means over the kinds of corruption at the mildest, middle and hardest severity."""
+    """All kinds of corruption at the mildest, middle and hardest severity.
+
+    Of all their examples together where every row has it, else the mean over the kinds.
+    """
     rows = [r for r in metrics["rows"] if r.get("corruption")]
     if not rows or "failures" not in metrics:  # the demo and single trainings have their report
         return []
@@ -18,7 +21,15 @@ def corruption(metrics: Mapping[str, Any]) -> list[str]:
     keys = [("accuracy", "accuracy"), ("NLL", "nll"), ("ECE", "ece"), ("ECE (T)", "ece_calibrated")]
     keys = [k for k in keys if k[1] in next(iter(rows[0]["corruption"].values()))["1"]]
     listed = ", ".join(k.replace("_", " ") for k in kinds)
-    listed = f"mean over {len(kinds)} kinds: {listed}" if len(kinds) > 1 else listed
+    pooled = all(r.get("corruption_pooled") for r in rows)
+    if len(kinds) > 1 and pooled:
+        first = rows[0]["corruption_pooled"]["1"]
+        listed = (
+            f"{first['n']:,} corrupted examples of {len(kinds)} kinds together, made from "
+            f"{first['examples']:,}: {listed}"
+        )
+    elif len(kinds) > 1:
+        listed = f"mean over {len(kinds)} kinds: {listed}"
     heads = [f"{name} at {s}" for s in ("1", "3", "5") for name, _ in keys]
     lines = [
         f"{listed[:1].upper()}{listed[1:]}; severity 1, 3 and 5. (T): with the temperature of the "
@@ -28,12 +39,22 @@ def corruption(metrics: Mapping[str, Any]) -> list[str]:
     ]
     for group in groups_of(rows):
         cells = [
-            spread([mean(r["corruption"][k][s][key] for k in kinds) for r in group])
-            for s in ("1", "3", "5")
-            for _, key in keys
+            _corrupted(group, kinds, s, key, pooled) for s in ("1", "3", "5") for _, key in keys
         ]
         lines.append(f"| {' | '.join([*_setting(group[0]), *cells])} |")
     return lines
+
+
+def _corrupted(
+    group: Sequence[Mapping[str, Any]], kinds: Sequence[str], severity: str, key: str, pooled: bool
+) -> str:
+    if not pooled:
+        return spread([mean(r["corruption"][k][severity][key] for k in kinds) for r in group])
+    found = [r["corruption_pooled"][severity] for r in group]
+    ends = found[0]["intervals"].get(key)
+    if len(found) > 1 or not ends:
+        return spread([f[key] for f in found])
+    return f"{found[0][key]:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
 def ood(metrics: Mapping[str, Any]) -> list[str]:
@@ -165,6 +186,15 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     return float(both / alone**0.5) if alone > 0 else float("nan")
 
 
+_PAIRED = {
+    "nll": "NLL",
+    "nll_calibrated": "NLL (T)",
+    "nll_corrupted": "NLL, corrupted",
+    "nll_calibrated_corrupted": "NLL (T), corrupted",
+}
+"""Headings of the differences."""
+
+
 def pairs(metrics: Mapping[str, Any]) -> list[str]:
     """The chosen σN-Ens less every other method."""
     found = metrics.get("paired") or []
@@ -175,18 +205,19 @@ def pairs(metrics: Mapping[str, Any]) -> list[str]:
     for pair in found:
         key = tuple(pair[k] for k in ("against", "members", "tau", "weight", "variant"))
         settings.setdefault(key, {})[pair["metric"]] = pair
+    shown = [k for k in _PAIRED if any(k in pair for pair in settings.values())]
     lines = [
         f"σN-Ens τ={choice['tau']:g}, chosen by {choice['criterion']} ({choice['reason']}), less "
         "each other method: below 0 it is better. Brackets: 95 % bootstrap interval over examples, "
         "of the mean over the seeds that both have.\n",
-        "| against | M | τ | variant | NLL | NLL (T) | seeds |",
-        "| --- " * 7 + "|",
+        "| against | M | τ | variant | " + " | ".join(_PAIRED[k] for k in shown) + " | seeds |",
+        "| --- " * (5 + len(shown)) + "|",
     ]
     for key, metric in settings.items():
         row = {"method": key[0], "members": key[1], "tau": key[2], "variant": key[4]}
         cells = [
-            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]"
-            for p in (metric["nll"], metric["nll_calibrated"])
+            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]" if p else "–"
+            for p in (metric.get(k) for k in shown)
         ]
         cells.append(str(metric["nll"]["seeds"]))
         lines.append(f"| {' | '.join([*_setting(row), *cells])} |")

@@ -132,6 +132,30 @@ def test_paired_differences_are_those_of_the_rows(done: tuple[Path, dict[str, An
     }  # fmt: skip
 
 
+def test_paired_differences_under_corruption_are_those_of_the_rows(
+    done: tuple[Path, dict[str, Any]],
+) -> None:
+    """Measured for the first seed; the mean over severities."""
+    _, found = done
+    tau = found["choice"]["tau"]
+
+    def mean(method: str, tau: float | None, key: str) -> float:
+        (row,) = [
+            r for r in found["rows"]
+            if (r["method"], r["tau"]) == (method, tau) and r.get("corruption_pooled")
+        ]  # fmt: skip
+        return sum(row["corruption_pooled"][s][key] for s in "12345") / 5
+
+    pairs = [p for p in found["paired"] if p["metric"].endswith("_corrupted")]
+    assert len(pairs) == 12
+    for pair in pairs:
+        key = pair["metric"].removesuffix("_corrupted")
+        gap = mean("sigmanens", tau, key) - mean(pair["against"], pair["tau"], key)
+        assert pair["value"] == pytest.approx(gap, abs=1e-5)
+        assert pair["low"] < pair["value"] < pair["high"]
+        assert pair["seeds"] == 1
+
+
 def test_networks_and_seeds_are_what_they_say(done: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = done
     separate = folder / "trials" / "separate-m2-seed0" / "networks"

@@ -166,6 +166,33 @@ def test_curves_of_a_run_go_from_the_clean_data_through_every_kind(study: Study)
     assert mean["y"][5] == pytest.approx(sum(t["y"][5] for t in ece.traces[:-1]) / len(KINDS))
 
 
+def test_kinds_together_stand_in_the_figure_and_the_table_says_that_few_are_biased():
+    metrics = copy.deepcopy(bench_metrics())
+    plain = read_study(metrics)
+    assert not plain.pooled
+    assert "the mean over gaussian noise" in drawn(plain)["severity"].caption
+    for entry in metrics["rows"]:
+        entry["corruption_pooled"] = {
+            str(s): {
+                "ece": 0.01 * s, "accuracy": 0.5, "nll": 1.2, "n": 750, "examples": 750,
+                "intervals": {"ece": [0.01 * s - 0.002, 0.01 * s + 0.004]},
+            }
+            for s in range(1, 6)
+        }  # fmt: skip
+    study = read_study(metrics)
+    assert study.pooled
+    assert study.corrupted == 750
+    group = study.chosen
+    assert group is not None
+    assert group.corruption("3", "ece").mean == pytest.approx(0.03)
+    assert group.corruption("0", "ece").mean == group.stat("ece").mean
+    assert "the examples of all kinds together" in drawn(study)["severity"].caption
+    (ece, _) = curve_panels(study, group)
+    assert ece.keys[0].name == "all together"
+    assert "Each kind was measured on 50 examples" in render(metrics)
+    assert "Each kind was measured" not in render(bench_metrics())
+
+
 # Knobs --------------------------------------------------------------------------------------
 
 

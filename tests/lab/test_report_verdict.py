@@ -212,6 +212,19 @@ def test_verdict_of_a_run_in_which_sigmanens_wins():
     )
 
 
+@pytest.mark.parametrize(("gap", "said"), [(0.05, "(worse)"), (0.005, "(no difference seen)")])
+def test_under_corruption_the_intervals_of_one_seed_decide(gap: float, said: str):
+    metrics = demo_metrics(seeds=1)
+    assert "in this one seed" in line(verdict(metrics), "Corruption")
+    for found in metrics["rows"]:
+        ece = 0.1 + (gap if found["method"] == "sigmanens" else 0.0)
+        found["corruption_pooled"] = {
+            "5": {"ece": ece, "n": 800, "intervals": {"ece": [ece - 0.01, ece + 0.01]}}
+        }
+    text = line(verdict(metrics), "Corruption").partition("; accuracy")[0]
+    assert text.count(said) == 2, text
+
+
 def test_verdict_says_plainly_when_temperature_scaling_does_better():
     metrics = shifted(demo_metrics(), "sigmanens", "nll_calibrated", [0.31, 0.32, 0.30])
     found = verdict(metrics)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sigmanens.errors import ConfigError
 from sigmanens.lab.bench.settings import (
+    DRAWS,
     METHODS,
     MeasureConfig,
     PathConfig,
@@ -148,6 +149,11 @@ class BenchConfig:
             raise ConfigError(f"measure.watched is {self.measure.watched}; expected at least 0")
         if self.measure.corruption_limit < 1 or self.measure.resamples < 1:
             raise ConfigError("measure.corruption_limit and measure.resamples must be at least 1")
+        if self.measure.corruption_draw not in DRAWS:
+            raise ConfigError(
+                f"measure.corruption_draw is {self.measure.corruption_draw!r}; expected "
+                f"{' or '.join(map(repr, DRAWS))}"
+            )
         set_by_taus = self.diversity.owners, self.diversity.target_cosine
         if set_by_taus != (None, None) and self.diversity.moves == "tau":
             raise ConfigError(

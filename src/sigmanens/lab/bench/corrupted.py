@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,6 +23,7 @@ __all__ = [
     "CorruptedPictures",
     "check_names",
     "corruption_names",
+    "draw_rows",
     "first_of",
     "picture_corrupter",
 ]
@@ -65,54 +66,59 @@ class CorruptedPictures:
         return normalize(self.pixels(rows), self.whole.mean, self.whole.std, self.whole.name)
 
 
-def picture_corrupter(config: DataConfig, limit: int, kinds: int) -> Callable[[str, int], Labelled]:
-    """A function that gives the first test pictures under a corruption, by name and severity.
+def picture_corrupter(
+    config: DataConfig, rows: Mapping[str, Tensor]
+) -> Callable[[str, int], Labelled]:
+    """A function that gives test pictures under a corruption, by its name and severity.
 
     They are corrupted at their own size. Pictures that differ in size, or of which a part is shown,
     are brought to that of the network first, as ImageNet-C is made.
 
     Args:
         config: the data.
-        limit: how many pictures, at most.
-        kinds: how many corruptions will be asked for; says whether they are kept.
+        rows: which test pictures, by the name of the corruption: (n,), as :func:`draw_rows` gives.
     """
-    whole = _clean(config, limit)
-    size = config.size or whole.side
-    shape = (len(whole), config.channels, size, size)
+    used = torch.cat(list(rows.values())).unique()
+    clean = _clean(config, used)
+    size = config.size or clean.side
+    pixels_of_one = config.channels * size * size
+    keep = _SEVERITIES * sum(map(len, rows.values())) * pixels_of_one <= KEPT_BYTES
 
     def made(name: str, severity: int) -> CorruptedPictures:
-        return CorruptedPictures(whole, name, severity, config.seed, size)
+        own = clean.subset(torch.searchsorted(used, rows[name]))
+        return CorruptedPictures(own, name, severity, config.seed, size)
 
     @cache
     def kept(name: str, severity: int) -> Tensor:
-        return made(name, severity).pixels(torch.arange(len(whole)))
+        return made(name, severity).pixels(torch.arange(len(rows[name])))
 
     def corrupted(name: str, severity: int) -> Labelled:
-        if kinds * _SEVERITIES * torch.Size(shape).numel() > KEPT_BYTES:
-            source = made(name, severity)
-            rows = torch.arange(len(whole))
-            return Labelled(LazyPictures(source, rows, shape, readers=config.readers), whole.labels)
-        pixels = normalize(kept(name, severity), whole.mean, whole.std, whole.name)
-        return Labelled(pixels, whole.labels)
+        source = made(name, severity)
+        if keep:
+            pixels = normalize(kept(name, severity), clean.mean, clean.std, clean.name)
+            return Labelled(pixels, source.whole.labels)
+        shape = (len(rows[name]), config.channels, size, size)
+        every = torch.arange(shape[0])
+        pictures = LazyPictures(source, every, shape, readers=config.readers)
+        return Labelled(pictures, source.whole.labels)
 
     return corrupted
 
 
-def _clean(config: DataConfig, limit: int) -> PictureSet:
-    """The first test pictures at their own size, or at that of the network where they differ."""
+def _clean(config: DataConfig, rows: Tensor) -> PictureSet:
+    """Test pictures at their own size, or at that of the network where they differ."""
     network = replace(config, ood={}, ood_splits={}, ood_without={}, shift={})
     if config.crop is None and config.size is not None:
         own = replace(network, size=None)
         with suppress(MixedSizesError):
-            found = _in_memory(_first(own, limit))
+            found = _in_memory(_test(own).subset(rows))
             if isinstance(found, ImageSet):
                 return found
-    return _in_memory(_first(network, limit))
+    return _in_memory(_test(network).subset(rows))
 
 
-def _first(config: DataConfig, limit: int) -> PictureSet:
-    test = load_sets(config, training=False).test
-    return test.subset(first_of(test.labels, limit, config.seed))
+def _test(config: DataConfig) -> PictureSet:
+    return load_sets(config, training=False).test
 
 
 def _in_memory(pictures: PictureSet) -> PictureSet:
@@ -147,6 +153,32 @@ def check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
         )
 
 
+def draw_rows(
+    labels: Tensor, limit: int, names: Sequence[str], draw: str = "own", seed: int = 0
+) -> dict[str, Tensor]:
+    """Which examples each kind of corruption is measured on.
+
+    With "own" the kinds take one stretch after another of the examples, and begin again where these
+    end: no example serves twice as long as there are enough. With "same" all take the first ones.
+
+    Args:
+        labels: class numbers (N,).
+        limit: examples of a kind, at most.
+        names: of the corruptions.
+        draw: "own" or "same".
+        seed: of the draw where classes come in turn, see :func:`first_of`.
+
+    Returns:
+        ascending positions (min(N, limit),), int64, by name.
+    """
+    if draw == "same":
+        return dict.fromkeys(names, first_of(labels, limit, seed))
+    total, count = len(labels), min(len(labels), limit)
+    order = torch.arange(total) if not _in_turn(labels) else _shuffled(total, seed)
+    turns = {n: (k * count + torch.arange(count)) % total for k, n in enumerate(names)}
+    return {name: order[turn].sort().values for name, turn in turns.items()}
+
+
 def first_of(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """Positions of the first so many examples, or of a random draw where classes come in turn.
 
@@ -161,7 +193,15 @@ def first_of(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     Returns:
         ascending positions (min(N, count),), int64.
     """
-    if count < len(labels) and bool((labels.diff() >= 0).all()):
-        drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        return drawn[:count].sort().values
+    if count < len(labels) and _in_turn(labels):
+        return _shuffled(len(labels), seed)[:count].sort().values
     return torch.arange(min(len(labels), count))
+
+
+def _in_turn(labels: Tensor) -> bool:
+    """Whether the examples are sorted by class."""
+    return bool((labels.diff() >= 0).all())
+
+
+def _shuffled(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

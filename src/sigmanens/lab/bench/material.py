@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sigmanens.lab.backbones import registry
 from sigmanens.lab.bench.config import BenchConfig
-from sigmanens.lab.bench.corrupted import check_names, corruption_names, first_of, picture_corrupter
+from sigmanens.lab.bench.corrupted import (
+    check_names,
+    corruption_names,
+    draw_rows,
+    first_of,
+    picture_corrupter,
+)
 from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data.sets import (
     PictureSet,
@@ -48,8 +55,8 @@ class Material:
         data: validation and test examples and OOD sets, likewise.
         classes: number of classes.
         shift: examples of the same classes from elsewhere, by name.
-        corrupt: gives the first test examples under a corruption, by its name and severity.
-        corruptions: the names it knows.
+        corrupt: gives test examples under a corruption, by its name and severity.
+        corrupted: positions (n,) of those test examples, by the names it knows.
         names: what the sets are called, for the record.
         padding: number of the padding token, of texts.
     """
@@ -59,7 +66,7 @@ class Material:
     classes: int
     shift: Mapping[str, Labelled] = field(default_factory=dict)
     corrupt: Callable[[str, int], Labelled] | None = None
-    corruptions: tuple[str, ...] = ()
+    corrupted: Mapping[str, Tensor] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     padding: int | None = None
 
@@ -84,7 +91,8 @@ def load_material(config: BenchConfig, seed: int) -> Material:
     Raises:
         DataError, ConfigError: if a set cannot be read, or the configuration contradicts itself.
     """
-    measure = json.dumps([config.measure.corruptions, config.measure.corruption_limit])
+    given = config.measure
+    measure = json.dumps([given.corruptions, given.corruption_limit, given.corruption_draw])
     data = located(config)
     own = seed if data.source == "digits" else 0  # each seed cuts the digits in another way
     return _material(json.dumps(vars(data)), measure, own)
@@ -120,18 +128,19 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
 @lru_cache(maxsize=2)
 def _material(data: str, measure: str, seed: int) -> Material:
     config = DataConfig(**json.loads(data))
-    corruptions, limit = json.loads(measure)
+    corruptions, limit, draw = json.loads(measure)
     if config.source == "digits":
         return _digits(seed)
     if config.tokenizer is not None:
-        return _texts(config, corruptions, limit)
-    return _pictures(config, corruptions, limit)
+        return _texts(config, corruptions, limit, draw)
+    return _pictures(config, corruptions, limit, draw)
 
 
-def _pictures(config: DataConfig, corruptions: list[str], limit: int) -> Material:
+def _pictures(config: DataConfig, corruptions: list[str], limit: int, draw: str) -> Material:
     sets = load_sets(config)
     assert sets.train is not None
     kinds = corruption_names(corruptions)
+    rows = draw_rows(sets.test.labels, limit, kinds, draw, config.seed)
     return Material(
         train=_labelled(sets.train),
         data=EvaluationData(
@@ -141,8 +150,8 @@ def _pictures(config: DataConfig, corruptions: list[str], limit: int) -> Materia
         ),
         classes=len(sets.classes),
         shift={name: _labelled(images) for name, images in sets.shift.items()},
-        corrupt=picture_corrupter(config, limit, len(kinds)) if kinds else None,
-        corruptions=kinds,
+        corrupt=picture_corrupter(config, rows) if rows else None,
+        corrupted=rows,
         names=_names(config, sets, f"pictures of {sets.test.side} px"),
     )
 
@@ -163,7 +172,7 @@ def _labelled(images: PictureSet) -> Labelled:
     return Labelled(images.normalized(), images.labels)
 
 
-def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
+def _texts(config: DataConfig, corruptions: list[str], limit: int, draw: str) -> Material:
     from sigmanens.evaluation.corruption import TEXT_CORRUPTIONS, corrupt_text
     from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
 
@@ -198,16 +207,17 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
     for name, found in shift.items():
         same_classes(test.classes, found.classes, name)
 
-    some = test.subset(first_of(test.labels, limit, config.seed))
-
-    def corrupt(name: str, severity: int) -> Labelled:
-        changed = corrupt_text(some.texts, name, severity, seed=config.seed)
-        return Labelled(encode(changed, tokenizer, config.length), some.labels)
-
     names = (
         tuple(TEXT_CORRUPTIONS) if set(corruptions) & {"standard", "all"} else tuple(corruptions)
     )
     check_names(names, tuple(TEXT_CORRUPTIONS))
+    rows = draw_rows(test.labels, limit, names, draw, config.seed)
+
+    def corrupt(name: str, severity: int) -> Labelled:
+        some = test.subset(rows[name])
+        changed = corrupt_text(some.texts, name, severity, seed=config.seed)
+        return Labelled(encode(changed, tokenizer, config.length), some.labels)
+
     sets = _TextSets(train, validation, test, ood, shift)
     return Material(
         train=Labelled(train.tokens, train.labels),
@@ -219,7 +229,7 @@ def _texts(config: DataConfig, corruptions: list[str], limit: int) -> Material:
         classes=len(test.classes),
         shift={name: Labelled(found.tokens, found.labels) for name, found in shift.items()},
         corrupt=corrupt if names else None,
-        corruptions=names,
+        corrupted=rows,
         names=_names(config, sets, f"texts of at most {config.length} tokens"),
         padding=test.padding,
     )
@@ -262,7 +272,7 @@ def _digits(seed: int) -> Material:
         data=EvaluationData(validation, test, digits.ood),
         classes=len(digits.classes),
         corrupt=corrupt,
-        corruptions=("gaussian_noise",),
+        corrupted={"gaussian_noise": torch.arange(len(test.labels))},
         names={
             "description": "scikit-learn's handwritten digits (8×8, real), with Gaussian noise of "
             f"severity {DIGITS_NOISE} in training and test alike; another split for every seed",

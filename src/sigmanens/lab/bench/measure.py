@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sigmanens.errors import InputError, SigmaNensWarning
@@ -16,11 +15,12 @@ from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
 from sigmanens.lab.bench.cost import multiply_adds
 from sigmanens.lab.bench.material import first_of
 from sigmanens.lab.bench.methods import Outcome
+from sigmanens.lab.bench.under_corruption import brief, measure_corrupted
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.data import take
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_scores import feature_options
-from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits
+from sigmanens.lab.rows import EvaluationData, evaluate, member_logits
 from sigmanens.lab.training import members_of, parameters
 from sigmanens.prediction import log_mean_exp
 
@@ -71,15 +71,14 @@ def measure_outcome(
     few = shop.material.train.images[:2].to(shop.device)
     row["multiply_adds"] = multiply_adds(outcome.network, few)
     if detailed and shop.material.corrupt is not None:
-        row["corruption"] = {
-            name: {
-                str(s): _brief(logits, row["temperature"], shop.material.corrupt(name, s))
-                for s in range(1, 6)
-            }
-            for name in shop.material.corruptions
-        }
+        found, losses = measure_corrupted(
+            logits, row["temperature"], shop.material.corrupt, shop.material.corrupted,
+            shop.config.measure.resamples,
+        )  # fmt: skip
+        row |= found
+        kept |= losses
     row["shift"] = {
-        name: _brief(logits, row["temperature"], examples)
+        name: brief(logits, row["temperature"], examples)
         for name, examples in shop.material.shift.items()
     } or None
     if outcome.method == "deep_ensemble":
@@ -97,20 +96,6 @@ def _first(train: Labelled) -> Labelled:
     """Enough examples to fit scores of features on."""
     rows = first_of(train.labels, FITTED_ON)
     return Labelled(take(train.images, rows), train.labels[rows])
-
-
-def _brief(logits: MemberLogits, temperature: float, examples: Labelled) -> dict[str, float]:
-    """Numbers on other examples; the temperature is that of the clean validation data."""
-    images, labels = examples
-    mean = log_mean_exp(torch.log_softmax(logits(images), 2))
-    scaled = apply_temperature(mean, temperature)
-    return {
-        "accuracy": metrics.accuracy(mean, labels),
-        "nll": metrics.nll(mean, labels),
-        "ece": metrics.ece(mean, labels),
-        "nll_calibrated": metrics.nll(scaled, labels),
-        "ece_calibrated": metrics.ece(scaled, labels),
-    }
 
 
 def _curve(kept: dict[str, Tensor]) -> dict[str, float]:

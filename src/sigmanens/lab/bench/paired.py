@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sigmanens.evaluation import apply_temperature
-from sigmanens.evaluation.intervals import bootstrap
+from sigmanens.evaluation.intervals import Interval
 from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.bench.under_corruption import clustered_mean
 from sigmanens.prediction import log_mean_exp
 
 __all__ = ["kept_pairs", "paired"]
 
 Setting = tuple[Any, ...]
+
+METRICS = ("nll", "nll_calibrated", "nll_corrupted", "nll_calibrated_corrupted")
+"""Losses that are compared, as they are called in ``metrics.json``."""
+
+
+class Loss(NamedTuple):
+    """−log p of every sample (n,), nats.
+
+    ``examples`` (n,) says from which test example each was made, ``labels`` (N,) which test
+    examples they are.
+    """
+
+    values: Tensor
+    examples: Tensor
+    labels: Tensor
+
+    def alike(self, other: Loss) -> bool:
+        """Whether both are of the same samples."""
+        same = torch.equal(self.labels, other.labels)
+        return same and torch.equal(self.examples, other.examples)
 
 
 def paired(
@@ -30,7 +51,8 @@ def paired(
 
     The difference of an example is averaged over the seeds both have, where these share their test
     examples; else the examples of all seeds are pooled. The interval then covers which examples
-    were drawn, not which seeds: for that, see the spread over seeds.
+    were drawn, not which seeds: for that, see the spread over seeds. Under corruption the mean over
+    kinds and severities is taken, and what one example was made into is drawn together.
 
     Args:
         finished: folders of the trainings.
@@ -45,25 +67,39 @@ def paired(
     for setting, theirs in losses.items():
         if setting == ours or ours not in losses:
             continue
-        seeds = [s for s in losses[ours] if s in theirs]
-        if not seeds:
-            continue
-        for metric in ("nll", "nll_calibrated"):
-            gaps = [losses[ours][s][metric] - theirs[s][metric] for s in seeds]
-            same = all(torch.equal(losses[ours][s]["labels"], losses[ours][seeds[0]]["labels"])
-                       for s in seeds)  # fmt: skip
-            gap = torch.stack(gaps).mean(0) if same else torch.cat(gaps)
-            interval = bootstrap(torch.mean, gap)
-            method, members, tau, weight, variant = setting
+        method, members, tau, weight, variant = setting
+        for metric in METRICS:
+            both = [
+                (mine[metric], theirs[seed][metric])
+                for seed, mine in losses[ours].items()
+                if seed in theirs and metric in mine and metric in theirs[seed]
+            ]
+            pairs = [(a, b) for a, b in both if a.alike(b)]
+            interval = _difference(pairs)
+            if interval is None:
+                continue
             found.append(
                 {
                     "against": method, "members": members, "tau": tau, "weight": weight,
-                    "variant": variant, "metric": metric, "seeds": len(seeds),
+                    "variant": variant, "metric": metric, "seeds": len(pairs),
                     "value": interval.value, "low": interval.low, "high": interval.high,
                     "n": interval.n, "level": interval.level,
                 }
             )  # fmt: skip
     return found
+
+
+def _difference(pairs: Sequence[tuple[Loss, Loss]]) -> Interval | None:
+    """The interval of ours less theirs, over pairs of one seed each; None with fewer than two."""
+    if not pairs:
+        return None
+    gaps = [ours.values - theirs.values for ours, theirs in pairs]
+    first = pairs[0][0]
+    if all(ours.alike(first) for ours, _ in pairs):
+        return clustered_mean(torch.stack(gaps).mean(0), first.examples)
+    apart = 1 + max(int(ours.examples.max()) for ours, _ in pairs)
+    examples = [ours.examples + i * apart for i, (ours, _) in enumerate(pairs)]
+    return clustered_mean(torch.cat(gaps), torch.cat(examples))
 
 
 def kept_pairs(earlier: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,28 +144,32 @@ def _of_pair(pair: Mapping[str, Any]) -> Setting:
 
 def _losses(
     finished: Mapping[Trial, Path], rows: list[dict[str, Any]]
-) -> dict[Setting, dict[int, dict[str, Tensor]]]:
-    """−log p of each test example, as predicted and with the fitted temperature, by setting."""
+) -> dict[Setting, dict[int, dict[str, Loss]]]:
+    """The losses of every setting and seed, by metric; those with "calibrated" are tempered."""
     by_trial: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_trial.setdefault(row["trial"], []).append(row)
-    found: dict[Setting, dict[int, dict[str, Tensor]]] = {}
+    found: dict[Setting, dict[int, dict[str, Loss]]] = {}
     for trial, folder in finished.items():
         if not (folder / "predictions.safetensors").exists():
             continue  # the rows were kept, the predictions were not
         tensors = load_file(folder / "predictions.safetensors")
         labels = tensors["labels"]
         for row in by_trial.get(trial.key, []):
-            name = f"{prediction_name(row)}.member_log_probs"
-            if name not in tensors:
+            name = prediction_name(row)
+            if f"{name}.member_log_probs" not in tensors:
                 continue
-            mean = log_mean_exp(tensors[name].double())
+            mean = log_mean_exp(tensors[f"{name}.member_log_probs"].double())
             scaled = apply_temperature(mean, row["temperature"])
-            found.setdefault(_of_row(row), {})[trial.seed] = {
-                "nll": _picked(mean, labels),
-                "nll_calibrated": _picked(scaled, labels),
-                "labels": labels,
+            every = torch.arange(len(labels))
+            losses = {
+                "nll": Loss(_picked(mean, labels), every, labels),
+                "nll_calibrated": Loss(_picked(scaled, labels), every, labels),
             }
+            for metric in ("nll_corrupted", "nll_calibrated_corrupted"):
+                if (values := tensors.get(f"{name}.{metric}")) is not None:
+                    losses[metric] = Loss(values, tensors[f"{name}.corrupted_rows"], labels)
+            found.setdefault(_of_row(row), {})[trial.seed] = losses
     return found
 
 

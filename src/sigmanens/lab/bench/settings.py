@@ -32,13 +32,20 @@ and goes on from there to all others, see ``PathConfig``; its rows are of sigman
 "warm_path"."""
 
 
+DRAWS = ("own", "same")
+"""Which test examples the kinds of corruption are measured on, see ``MeasureConfig``."""
+
+
 @dataclass
 class MeasureConfig:
     """What is measured besides the test pictures.
 
     Attributes:
         corruptions: kinds of corruption, or "standard" (15) or "all" (19); none: not measured.
-        corruption_limit: corrupt only the first so many test pictures.
+        corruption_limit: measure each corruption on so many test pictures, at most.
+        corruption_draw: "own": each kind of corruption has other pictures, as far as they go, so
+            that numbers over all kinds rest on as many as can be; "same": all have the first ones.
+            Methods and severities share them either way.
         detailed_seeds: measure OOD sets and corruptions for the first so many seeds; none: all.
         features: fit OOD scores on features as well (Mahalanobis, k-NN, ViM).
         resamples: of each bootstrap interval.
@@ -48,6 +55,7 @@ class MeasureConfig:
 
     corruptions: list[str] = field(default_factory=list)
     corruption_limit: int = 2000
+    corruption_draw: str = "own"
     detailed_seeds: int | None = 1
     features: bool = True
     resamples: int = 500

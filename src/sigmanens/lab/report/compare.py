@@ -15,7 +15,7 @@ from typing import Literal
 
 from sigmanens.lab.report.study import Group, Stat, dig, finite
 
-__all__ = ["METRICS", "RULE", "WITHIN", "Comparison", "Metric", "compare", "judge"]
+__all__ = ["METRICS", "RULE", "WITHIN", "Comparison", "Metric", "compare", "interval", "judge"]
 
 RULE = (
     "A difference counts as seen when its mean over the seeds (paired) is larger than its standard "
@@ -96,7 +96,7 @@ class Comparison:
 
 def compare(ours: Group, theirs: Group, key: str) -> Comparison | None:
     """Compare two groups on the row value ``key``; None where it was not measured in both."""
-    intervals = tuple(_interval(group, key) for group in (ours, theirs))
+    intervals = tuple(interval(group, "intervals", key) for group in (ours, theirs))
     difference = theirs.differences.get((ours.setting, key))
     return judge(ours.stat(key), theirs.stat(key), METRICS[key], intervals, difference)
 
@@ -144,9 +144,9 @@ def judge(
     return Comparison(metric, ours, theirs, direction, len(shared), better, worse, basis)
 
 
-def _interval(group: Group, key: str) -> tuple[float, float] | None:
+def interval(group: Group, *path: str) -> tuple[float, float] | None:
     """The bootstrap interval of a group with one seed, where it was measured."""
-    bounds = [dig(row, "intervals", key) for row in group.rows.values()]
+    bounds = [dig(row, *path) for row in group.rows.values()]
     if len(bounds) != 1 or not isinstance(bounds[0], Sequence) or len(bounds[0]) != 2:
         return None
     low, high = (finite(bound) for bound in bounds[0])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.compare import METRICS
+from sigmanens.lab.report.compare import METRICS, interval
 from sigmanens.lab.report.dial import by_members, by_tau, by_weight
 from sigmanens.lab.report.frontier import frontier
 from sigmanens.lab.report.plot import (
@@ -21,7 +21,7 @@ from sigmanens.lab.report.plot import (
 )
 from sigmanens.lab.report.reliability import reliability
 from sigmanens.lab.report.study import Group, Study
-from sigmanens.lab.report.tables import Cell, Table
+from sigmanens.lab.report.tables import Cell, Table, bounded
 from sigmanens.lab.report.training import training
 
 __all__ = ["FIGURES", "figures", "owners", "severity"]
@@ -100,7 +100,8 @@ def severity(study: Study) -> Figure | None:
         return None
     keys = [k for k in ("ece", "accuracy", "nll") if shown[0].corruption(levels[-1], k).by_seed]
     kinds = [naming.words(kind) for kind in study.kinds]
-    what = kinds[0] if len(kinds) == 1 else f"the mean over {', '.join(kinds)}"
+    over = "the examples of all kinds together, which are" if study.pooled else "the mean over"
+    what = kinds[0] if len(kinds) == 1 else f"{over} {', '.join(kinds)}"
     ranked = sorted(shown, key=lambda g: g.corruption(levels[-1], "ece").mean or 0.0)
     first, last = ranked[0], ranked[-1]
     return Figure(
@@ -135,13 +136,21 @@ def severity(study: Study) -> Figure | None:
                 [
                     Cell.of(group.label),
                     Cell.of(int(level), 0),
-                    *(Cell.of(group.corruption(level, key)) for key in keys),
+                    *(_corrupted(group, level, key) for key in keys),
                 ]
                 for group in shown
                 for level in levels
             ],
         ),
     )
+
+
+def _corrupted(group: Group, level: str, key: str) -> Cell:
+    """The spread over seeds, or the interval of a single one where it was measured."""
+    stat = group.corruption(level, key)
+    within = ("intervals", key) if level == "0" else ("corruption_pooled", level, "intervals", key)
+    ends = interval(group, *within)
+    return Cell.of(stat) if ends is None else bounded(stat.mean, ends)
 
 
 def _severity_line(study: Study, group: Group, levels: list[str], key: str) -> dict[str, Any]:

@@ -151,6 +151,12 @@ def _kinds(study: Study) -> Sections:
     if not found:
         return {}
     (metric, first), *rest = found
+    few = ""
+    if study.pooled:
+        few = (
+            f" Each kind was measured on {study.corrupted // len(study.kinds):,} examples: an ECE "
+            "of few is too large by what their noise adds, which that of all kinds together is not."
+        )
     more = "".join(
         f"<details><summary>The same for {esc(METRICS[m].name)}</summary>"
         f"{table_html(table, f'kinds-{m}-table')}</details>"
@@ -160,7 +166,7 @@ def _kinds(study: Study) -> Sections:
         "kinds": (
             "By kind",
             '<section id="kinds"><h2>Corruptions kind by kind</h2><p class="said">The darker a '
-            "cell, the better the method beside the others in its column.</p>"
+            f"cell, the better the method beside the others in its column.{few}</p>"
             f"{table_html(first, f'kinds-{metric}-table')}{more}</section>",
         )
     }

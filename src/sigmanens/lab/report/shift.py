@@ -80,7 +80,7 @@ def _heat(column: list[float | None], higher: bool) -> list[float | None]:
 
 
 def curve_panels(study: Study, group: Group) -> list[Panel]:
-    """ECE and accuracy of one run against severity, a line per kind and their mean."""
+    """ECE and accuracy of one run against severity, a line per kind and one for all of them."""
     levels = study.severities
     kinds = [kind for kind in study.kinds if group.nested_keys("corruption", kind)]
     if not levels or not kinds:
@@ -97,8 +97,9 @@ def curve_panels(study: Study, group: Group) -> list[Panel]:
                 keys.append(Key(naming.words(kind), *series(i)))
         if len(lines) > 1:
             means = [(level, group.corruption(level, metric)) for level in ["0", *levels]]
-            lines.append(_line("mean", metric, means, (INK, "solid"), width=3.5))
-            keys.insert(0, Key("mean", INK, "solid"))
+            over = "all together" if study.pooled else "mean"
+            lines.append(_line(over, metric, means, (INK, "solid"), width=3.5))
+            keys.insert(0, Key(over, INK, "solid"))
         if lines:
             name = METRICS[metric].name
             what = keys[0].name if len(lines) == 1 else "corruption"

@@ -105,14 +105,19 @@ class Group:
         return Stat({seed: value for seed, value in values.items() if value is not None})
 
     def corruption(self, severity: str, metric: str) -> Stat:
-        """``metric`` under corruption of ``severity``, averaged over the corruption kinds.
+        """``metric`` under corruption of ``severity``, over all kinds of corruption.
 
-        Severity "0" is the clean test set.
+        That of all their samples together where a row has it, else the mean over the kinds. They
+        differ for the ECE alone. Severity "0" is the clean test set.
         """
         if severity == "0":
             return self.stat(metric)
         found: dict[Seed, float] = {}
         for seed, row in self.rows.items():
+            together = finite(dig(row, "corruption_pooled", severity, metric))
+            if together is not None:
+                found[seed] = together
+                continue
             kinds = dig(row, "corruption")
             values = [
                 finite(dig(kinds, kind, severity, metric))
@@ -238,6 +243,19 @@ class Study:
         for group in self.groups:
             found.update(dict.fromkeys(group.nested_keys("corruption")))
         return list(found)
+
+    @cached_property
+    def pooled(self) -> bool:
+        """Whether numbers under corruption are of the samples of all kinds together."""
+        rows = [r for g in self.groups for r in g.rows.values() if dig(r, "corruption")]
+        return bool(rows) and all(dig(r, "corruption_pooled") for r in rows)
+
+    @cached_property
+    def corrupted(self) -> int:
+        """Examples of one severity, of all kinds together; 0 where the rows do not say."""
+        rows = (row for group in self.groups for row in group.rows.values())
+        found = [dig(row, "corruption_pooled", s, "n") for row in rows for s in self.severities]
+        return int(max((finite(n) or 0.0 for n in found), default=0.0))
 
     @cached_property
     def severities(self) -> list[str]:

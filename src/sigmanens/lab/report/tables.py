@@ -9,7 +9,7 @@ from typing import Any
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
 
-__all__ = ["Cell", "Table", "choice", "failures", "ood", "paired", "results", "seeds"]
+__all__ = ["Cell", "Table", "bounded", "choice", "failures", "ood", "paired", "results", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,18 @@ def choice(study: Study) -> Table | None:
     )
 
 
+_PAIRED = {
+    "nll": ("NLL", "ours less theirs in nats, below 0 where ours is better; 95 % interval"),
+    "nll_calibrated": ("NLL scaled", "the same, each with its fitted temperature"),
+    "nll_corrupted": ("NLL corrupted", "under corruption, over all kinds and severities"),
+    "nll_calibrated_corrupted": (
+        "NLL scaled, corrupted",
+        "the same, each with the temperature that was fitted on clean data",
+    ),
+}
+"""Heading and meaning of each difference."""
+
+
 def paired(study: Study) -> Table | None:
     """Differences from the chosen σN-Ens on the same examples, with their intervals."""
     found = study.metrics.get("paired")
@@ -194,25 +206,23 @@ def paired(study: Study) -> Table | None:
     for pair in found:
         setting = (pair["against"], pair["members"], pair["tau"], pair["weight"])
         by_group.setdefault((*setting, pair.get("variant") or ""), {})[pair["metric"]] = pair
+    shown = [key for key in _PAIRED if any(key in pairs for pairs in by_group.values())]
     rows = []
     for group in study.groups:
         mine = (group.method, group.members, group.tau, group.weight, group.variant)
         pairs = by_group.get(mine)
         if pairs:
             first = next(iter(pairs.values()))
-            cells = [_difference(pairs.get(key)) for key in ("nll", "nll_calibrated")]
+            cells = [_difference(pairs.get(key)) for key in shown]
             seeds_of = Cell(str(first["seeds"]), float(first["seeds"]))
             rows.append([Cell.of(group.label, group=group), *cells, seeds_of])
     if not rows:
         return None
     return Table(
         f"{study.chosen.label} less each other method, on the same examples",
-        ["against", "NLL", "NLL scaled", "seeds"],
+        ["against", *(_PAIRED[key][0] for key in shown), "seeds"],
         rows,
-        meaning={
-            "NLL": "ours less theirs in nats, below 0 where ours is better; 95 % interval",
-            "NLL scaled": "the same, each with its fitted temperature",
-        },
+        meaning=dict(_PAIRED[key] for key in shown),
     )
 
 
@@ -238,8 +248,11 @@ def failures(study: Study) -> Table | None:
 
 
 def _with_interval(row: Mapping[str, Any], path: tuple[str, ...], digits: int) -> Cell:
-    value = finite(dig(row, *path))
-    bounds = dig(row, "intervals", *path)
+    return bounded(finite(dig(row, *path)), dig(row, "intervals", *path), digits)
+
+
+def bounded(value: float | None, bounds: Any, digits: int = 3) -> Cell:
+    """A number with the ends of its interval, where there are any."""
     if value is None or not isinstance(bounds, Sequence) or len(bounds) != 2:
         return Cell.of(value, digits)
     low, high = (naming.number(finite(bound), digits) for bound in bounds)

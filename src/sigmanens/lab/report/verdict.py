@@ -9,7 +9,7 @@ from typing import Any
 
 from sigmanens.evaluation.equivalent import deep_ensemble_equivalent
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.compare import METRICS, Metric, compare, judge
+from sigmanens.lab.report.compare import METRICS, Metric, compare, interval, judge
 from sigmanens.lab.report.headline import headline
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
@@ -182,7 +182,8 @@ def _noise(study: Study, ours: Group) -> str:
     name = f"{len(study.kinds)} corruptions" if len(study.kinds) > 1 else naming.words(*study.kinds)
     parts = []
     for key in ("ece", "accuracy"):
-        text = _beside(study, ours, partial(_corrupted, hardest, key), METRICS[key])
+        at = ("corruption_pooled", hardest, "intervals", key)
+        text = _beside(study, ours, partial(_corrupted, hardest, key), METRICS[key], at)
         parts += [text] if text else []
     return f"Corruption: under {name} at severity {hardest}, {'; '.join(parts)}." if parts else ""
 
@@ -246,16 +247,27 @@ def _auroc(name: str, score: str, group: Group) -> Stat:
     return group.stat("ood", name, score)
 
 
-def _beside(study: Study, ours: Group, read: Callable[[Group], Stat], metric: Metric) -> str:
-    """One number of ours beside the same number of one network and of separate ones."""
+def _beside(
+    study: Study,
+    ours: Group,
+    read: Callable[[Group], Stat],
+    metric: Metric,
+    at: tuple[str, ...] | None = None,
+) -> str:
+    """One number of ours beside the same number of one network and of separate ones.
+
+    ``at``: where rows have its interval.
+    """
     mine = read(ours)
     if mine.mean is None:
         return ""
-    found = [
-        f"{theirs.label} {outcome.theirs} ({outcome.phrase})"
-        for theirs in (study.single, study.deep)
-        if theirs is not None and (outcome := judge(mine, read(theirs), metric)) is not None
-    ]
+    found = []
+    for theirs in (study.single, study.deep):
+        if theirs is None:
+            continue
+        ends = (None, None) if at is None else (interval(ours, *at), interval(theirs, *at))
+        if (outcome := judge(mine, read(theirs), metric, ends)) is not None:
+            found.append(f"{theirs.label} {outcome.theirs} ({outcome.phrase})")
     return f"{metric.name} {mine}" + (f" against {_join(found)}" if found else "")
 
 
