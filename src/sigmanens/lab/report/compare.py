@@ -145,8 +145,9 @@ def judge(
 
 
 def interval(group: Group, *path: str) -> tuple[float, float] | None:
-    """The bootstrap interval of a group with one seed, where it was measured."""
-    bounds = [dig(row, *path) for row in group.rows.values()]
+    """The bootstrap interval of a group, where it was measured for one seed."""
+    found = (dig(row, *path) for row in group.rows.values())
+    bounds = [b for b in found if b is not None]
     if len(bounds) != 1 or not isinstance(bounds[0], Sequence) or len(bounds[0]) != 2:
         return None
     low, high = (finite(bound) for bound in bounds[0])
