@@ -191,6 +191,11 @@ def test_kinds_together_stand_in_the_figure_and_the_table_says_that_few_are_bias
     assert ece.keys[0].name == "all together"
     assert "Each kind was measured on 50 examples" in render(metrics)
     assert "Each kind was measured" not in render(bench_metrics())
+    del metrics["rows"][0]["corruption_pooled"]  # as an earlier version wrote it
+    mixed = read_study(metrics)
+    assert not mixed.pooled
+    assert mixed.chosen is not None
+    assert mixed.chosen.corruption("3", "ece").mean != pytest.approx(0.03)
 
 
 # Knobs --------------------------------------------------------------------------------------

@@ -68,7 +68,17 @@ def _rows(metrics: Mapping[str, Any]) -> tuple[list[Row], str, int]:
     splits = [str(row.get("split") or "test") for row in rows]
     split = "test" if "test" in splits else splits[0]
     kept = [row for row, name in zip(rows, splits, strict=True) if name == split]
-    return kept, split, len(rows) - len(kept)
+    return _under_corruption_alike(kept), split, len(rows) - len(kept)
+
+
+def _under_corruption_alike(rows: list[Row]) -> list[Row]:
+    """Rows without numbers of all kinds of corruption together, unless all have them.
+
+    Those of earlier versions have none, and a mean over kinds is no number to stand beside.
+    """
+    if all(row.get("corruption_pooled") for row in rows if row.get("corruption")):
+        return rows
+    return [{k: v for k, v in row.items() if k != "corruption_pooled"} for row in rows]
 
 
 def _add_differences(groups: Sequence[Group], chosen: Group, pairs: Any) -> None:
