@@ -18,6 +18,7 @@ from typing import Any
 
 import search_tables
 from study_tables import (
+    bounded,
     corruption,
     dial,
     groups_of,
@@ -182,7 +183,7 @@ def differences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _cell(group: Sequence[Mapping[str, Any]], key: str) -> str:
     ends = (group[0].get("intervals") or {}).get(key)
     if len(group) == 1 and ends and group[0].get(key) is not None:
-        return f"{group[0][key]:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+        return bounded(group[0][key], ends)
     return spread([r.get(key) for r in group])
 
 

@@ -54,7 +54,7 @@ def _corrupted(
     ends = found[0]["intervals"].get(key)
     if len(found) > 1 or not ends:
         return spread([f[key] for f in found])
-    return f"{found[0][key]:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+    return bounded(found[0][key], ends)
 
 
 def ood(metrics: Mapping[str, Any]) -> list[str]:
@@ -244,6 +244,11 @@ def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     known = {name: i for i, name in enumerate(ORDER)}
     order = sorted(groups, key=lambda k: (known.get(k[0], len(known)), k[4], k[2] or 0.0))
     return [groups[k] for k in order]
+
+
+def bounded(value: float, ends: Sequence[float]) -> str:
+    """A number of one run with the ends of its interval."""
+    return f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:

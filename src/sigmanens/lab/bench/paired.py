@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sigmanens.evaluation import apply_temperature
+from sigmanens.evaluation import apply_temperature, metrics
 from sigmanens.evaluation.intervals import Interval
 from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
@@ -163,15 +163,11 @@ def _losses(
             scaled = apply_temperature(mean, row["temperature"])
             every = torch.arange(len(labels))
             losses = {
-                "nll": Loss(_picked(mean, labels), every, labels),
-                "nll_calibrated": Loss(_picked(scaled, labels), every, labels),
+                "nll": Loss(metrics.sample_nll(mean, labels), every, labels),
+                "nll_calibrated": Loss(metrics.sample_nll(scaled, labels), every, labels),
             }
             for metric in ("nll_corrupted", "nll_calibrated_corrupted"):
                 if (values := tensors.get(f"{name}.{metric}")) is not None:
                     losses[metric] = Loss(values, tensors[f"{name}.corrupted_rows"], labels)
             found.setdefault(_of_row(row), {})[trial.seed] = losses
     return found
-
-
-def _picked(log_probs: Tensor, labels: Tensor) -> Tensor:
-    return -log_probs.gather(1, labels[:, None])[:, 0]

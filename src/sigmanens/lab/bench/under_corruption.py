@@ -49,6 +49,7 @@ def measure_corrupted(
     by_kind: dict[str, dict[str, Any]] = {name: {} for name in rows}
     pooled: dict[str, dict[str, Any]] = {}
     drawn = torch.cat(list(rows.values()))
+    distinct = len(drawn.unique())
     losses: dict[str, list[Tensor]] = {"nll": [], "nll_calibrated": []}
     for severity in range(1, 6):
         parts: list[tuple[Tensor, Tensor]] = []
@@ -58,15 +59,11 @@ def measure_corrupted(
             by_kind[name][str(severity)] = _numbers(*parts[-1], temperature)
         mean, labels = (torch.cat(x) for x in zip(*parts, strict=True))
         scaled = apply_temperature(mean, temperature)
-        wrong = {"nll": _loss(mean, labels), "nll_calibrated": _loss(scaled, labels)}
-        for key, values in wrong.items():
-            losses[key].append(values)
-        right = (mean.argmax(1) == labels).double()
-        found = {
-            key: clustered_mean(values, drawn, resamples)
-            for key, values in {"accuracy": right, **wrong}.items()
-        }
-        distinct = len(drawn.unique())
+        losses["nll"].append(metrics.sample_nll(mean, labels))
+        losses["nll_calibrated"].append(metrics.sample_nll(scaled, labels))
+        values = {key: of_severity[-1] for key, of_severity in losses.items()}
+        values["accuracy"] = metrics.sample_accuracy(mean, labels)
+        found = {key: clustered_mean(v, drawn, resamples) for key, v in values.items()}
         if distinct == len(drawn) > 1:
             for key, log_probs in (("ece", mean), ("ece_calibrated", scaled)):
                 found[key] = bootstrap(metrics.ece, log_probs, labels, resamples=resamples)
@@ -75,7 +72,7 @@ def measure_corrupted(
             "examples": distinct,
             "intervals": {k: [v.low, v.high] for k, v in found.items() if v is not None},
         }
-    kept = {f"{key}_corrupted": torch.stack(values).mean(0) for key, values in losses.items()}
+    kept = {f"{key}_corrupted": torch.stack(parted).mean(0) for key, parted in losses.items()}
     measured = {"corruption": by_kind, "corruption_pooled": pooled}
     return measured, kept | {"corrupted_rows": drawn}
 
@@ -109,10 +106,6 @@ def _ratio(sums: Tensor, counts: Tensor) -> float:
 
 def _averaged(logits: MemberLogits, examples: Labelled) -> Tensor:
     return log_mean_exp(torch.log_softmax(logits(examples.images), 2))
-
-
-def _loss(log_probs: Tensor, labels: Tensor) -> Tensor:
-    return -log_probs.double().gather(1, labels[:, None])[:, 0]
 
 
 def _numbers(mean: Tensor, labels: Tensor, temperature: float) -> dict[str, float]:
