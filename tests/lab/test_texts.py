@@ -19,7 +19,7 @@ from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import ConfigError, DataError, InputError
 from sigmanens.lab.backbones.tokens import TokenClassifier, length_order
 from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
-from sigmanens.lab.rows import member_logits
+from sigmanens.lab.rows import feature_reader, member_logits
 
 WORDS = ["[PAD]", "bad", "good", "very", "film"]
 TEXTS = ["good film", "very bad film", "bad", "very very good film"]
@@ -139,12 +139,14 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
+        self.classifier = nn.Linear(1, 2, bias=False)
+        self.classifier.weight.data = torch.tensor([[1.0], [-1.0]])
         self.shapes: list[tuple[int, ...]] = []
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
         self.shapes.append(tuple(input_ids.shape))
         total = (input_ids * attention_mask).sum(1, keepdim=True) * self.scale
-        return SimpleNamespace(logits=torch.cat([total, -total], 1))
+        return SimpleNamespace(logits=self.classifier(total))
 
 
 def test_texts_are_evaluated_by_length_and_answered_in_their_order() -> None:
@@ -154,7 +156,9 @@ def test_texts_are_evaluated_by_length_and_answered_in_their_order() -> None:
     tokens = torch.zeros(len(lengths), 12, dtype=torch.int64)
     for i, n in enumerate(lengths):
         tokens[i, :n] = i + 1
-    logits = member_logits(network, batch=2)(tokens)
-    assert logits[0, :, 0].tolist() == [float((i + 1) * n) for i, n in enumerate(lengths)]
-    assert model.shapes == [(2, 2), (2, 3), (2, 8), (2, 9)]
+    totals = [float((i + 1) * n) for i, n in enumerate(lengths)]
+    for read in (member_logits(network, batch=2), feature_reader(network, batch=2)):
+        assert read(tokens)[0, :, 0].tolist() == totals
+        assert model.shapes == [(2, 2), (2, 3), (2, 8), (2, 9)]
+        model.shapes.clear()
     assert length_order(nn.Linear(2, 2), torch.randn(4, 2)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
 from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.vim import ViM
 from sigmanens.features import head_weights, member_features
+from sigmanens.lab.batched import by_batches
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 
@@ -33,7 +35,7 @@ Found = tuple[dict[str, Tensor], dict[str, Tensor]]
 def feature_reader(
     network: nn.Module, batch: int = 256, head_name: str | None = None
 ) -> MemberFeatures:
-    """Read features batch by batch, in evaluation mode, without gradients.
+    """Read features batch by batch, in evaluation mode, without gradients; texts by length.
 
     Args:
         network: as for :func:`sigmanens.features.member_features`.
@@ -43,16 +45,8 @@ def feature_reader(
     Returns:
         a function of pictures (N, C, H, W), float32 on the CPU.
     """
-    device = next(network.parameters()).device
-
-    def run(images: Pictures) -> Tensor:
-        parts = (
-            member_features(network, part.to(device), head_name=head_name).float().cpu()
-            for part in images.split(batch)
-        )
-        return torch.cat(list(parts), 1)
-
-    return run
+    read = partial(member_features, network, head_name=head_name)
+    return lambda images: by_batches(read, network, images, batch)
 
 
 def feature_options(

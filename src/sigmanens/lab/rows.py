@@ -17,7 +17,7 @@ from sigmanens.errors import InputError, NonFiniteError
 from sigmanens.evaluation import intervals, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
 from sigmanens.evaluation.summary import summarize
-from sigmanens.lab.backbones.tokens import length_order
+from sigmanens.lab.batched import by_batches
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_histograms import ood_histograms
@@ -73,8 +73,7 @@ class EvaluationData:
 def member_logits(network: nn.Module, batch: int = 256, members: int | None = None) -> MemberLogits:
     """Evaluate a network batch by batch, in evaluation mode, without gradients.
 
-    Texts are taken by length, so that short ones are not filled up to long ones; the logits come
-    in the order of the examples.
+    As :func:`~sigmanens.lab.batched.by_batches` does, texts by length.
 
     Args:
         network: maps x (B, C, H, W) to member logits (M, B, K).
@@ -87,7 +86,6 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
     Raises:
         InputError: if ``members`` is not 1 to M, or the network is no SigmaEnsemble.
     """
-    device = next(network.parameters()).device
     active: Callable[[], AbstractContextManager[Any]] = nullcontext
     if members is not None:
         ensemble = as_ensemble(network)
@@ -98,13 +96,8 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
     @torch.no_grad()
     def run(images: Pictures) -> Tensor:
         network.eval()
-        order = length_order(network, images) if isinstance(images, Tensor) else None
-        rows = images if order is None else images[order]
         with active():
-            parts = [network(part.to(device)).float().cpu() for part in rows.split(batch)]
-        logits = torch.cat(parts, 1)
-        if order is not None:
-            logits = torch.empty_like(logits).index_copy_(1, order, logits)
+            logits = by_batches(network, network, images, batch)
         if not bool(torch.isfinite(logits).all()):
             raise NonFiniteError(
                 "the network gives NaN or infinite logits: its training has diverged, or the "
