@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sigmanens as sn
+from sigmanens import baselines
 from sigmanens.errors import InputError
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
 from sigmanens.objective import EnsembleLoss
@@ -150,6 +151,48 @@ def test_one_factor_for_all_scales(factor: float) -> None:
         assert {g["lr"] for g in others} == {0.02}
 
 
+@pytest.mark.parametrize("options", [*OPTIONS, "heads_only", "lora"], ids=str)
+def test_members_own_heads_have_a_rate_of_their_own_when_asked(options: Any) -> None:
+    model: nn.Module
+    if options == "heads_only":
+        model = baselines.heads_only(Net(), 3)
+    elif options == "lora":
+        model = baselines.lora_ensemble(Net(), 3, targets=("back",))
+    else:
+        model = make(**options)
+    own = options not in ("heads_only", "lora") and options.get("head") == "shared"
+    plain = by_name(model, sn.param_groups(model, 0.02, 1e-2))
+    groups = by_name(model, sn.param_groups(model, 0.02, 1e-2, head_lr_mult=3.0))
+    assert set(plain) == set(groups)
+    heads = {n for n in groups if ".heads." in n}
+    assert bool(heads) == (not own)
+    for name, group in groups.items():
+        if name in heads:
+            assert (group["lr"], group["lr_mult"]) == (pytest.approx(0.06), 3.0)
+            assert group["name"] == "heads_" + plain[name]["name"]
+        else:
+            assert (group["name"], group["lr"]) == (plain[name]["name"], plain[name]["lr"])
+        assert group["weight_decay"] == plain[name]["weight_decay"]
+
+
+def test_the_number_of_members_gives_heads_the_step_they_would_have_alone() -> None:
+    ensemble = make(init="normal", head="fresh").double()
+    words, labels = torch.randint(9, (6, 3)), torch.randint(4, (6,))
+    ensemble.eval()
+    before = {n: p.detach().clone() for n, p in ensemble.named_parameters() if ".heads." in n}
+    alone = {}
+    for m in range(3):
+        own = {n: p for n, p in ensemble.named_parameters() if f".heads.{m}." in n}
+        loss = nn.functional.cross_entropy(ensemble(words)[m], labels)
+        alone |= dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+    optimizer = torch.optim.SGD(sn.param_groups(ensemble, 0.1, head_lr_mult=3))
+    EnsembleLoss()(ensemble(words), labels).backward()
+    optimizer.step()
+    for name, p in ensemble.named_parameters():
+        if name in before:
+            torch.testing.assert_close(p.detach(), before[name] - 0.1 * alone[name])
+
+
 def test_linear_scales_learn_at_the_base_rate_undecayed() -> None:
     groups = sn.param_groups(make(scale="linear"), 0.02, 1e-2)
     (group,) = (g for g in groups if g["name"].startswith("scales"))
@@ -188,6 +231,8 @@ def test_nothing_to_train_is_an_error() -> None:
         ({"lr": 0.1, "weight_decay": None}, "weight_decay is None; expected"),
         ({"lr": 0.1, "scale_lr_mult": -1}, "scale_lr_mult is -1; expected .* ≥ 0"),
         ({"lr": 0.1, "scale_lr_mult": True}, "scale_lr_mult is True; expected"),
+        ({"lr": 0.1, "head_lr_mult": -1}, "head_lr_mult is -1; expected .* ≥ 0"),
+        ({"lr": 0.1, "head_lr_mult": "M"}, "head_lr_mult is 'M'; expected"),
     ],
     ids=str,
 )
@@ -309,6 +354,12 @@ def test_one_maximum_for_all_rates_is_reported() -> None:
     assert sn.check_optimizer(ensemble, optimizer) == []
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     check(ensemble, optimizer, "max_lr=[g['lr'] for g in groups]")
+
+
+def test_heads_as_fast_as_scales_are_not_reported() -> None:
+    ensemble = make(init="normal", head="fresh")
+    groups = sn.param_groups(ensemble, 0.1, scale_lr_mult=10, head_lr_mult=10)
+    assert sn.check_optimizer(ensemble, torch.optim.SGD(groups)) == []
 
 
 def test_equal_rates_as_asked_are_not_reported() -> None:

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import HeadNotFoundError, InputError
-from sigmanens.heads import find_heads, last_linear
+from sigmanens.heads import find_heads, head_lists, last_linear
 from sigmanens.inputs import batch_size, call_arguments, resolve_batch_dims
 from sigmanens.verify import evaluating
 
@@ -126,9 +126,8 @@ def _member_heads(
     inner: nn.Module, members: int, head_name: str | None
 ) -> Sequence[nn.Module] | None:
     """Heads of the members' own, where a module holds one for each in a list called ``heads``."""
-    for name, module in inner.named_modules():
-        heads = getattr(module, "heads", None)
-        if isinstance(heads, nn.ModuleList) and (len(heads), head_name or name) == (members, name):
+    for name, heads in head_lists(inner, members):
+        if name == (head_name or name):
             return list(heads)
     return None
 

@@ -8,7 +8,7 @@ norm open); "shared" leaves the one head in place for all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sigmanens.errors import HeadNotFoundError
 from sigmanens.members import MemberAxis, join, map_tensors
 
-__all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "member_heads"]
+__all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "head_lists", "member_heads"]
 
 HEADS = ("fresh", "copy", "shared")
 
@@ -54,6 +54,19 @@ class MemberHeads(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.axis.num_members}"
+
+
+def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.ModuleList]]:
+    """Dotted name of each module that holds a head for every member, and these heads.
+
+    Args:
+        network: an ensemble on one backbone, σN-Ens or a rival.
+        members: M.
+    """
+    for name, module in network.named_modules():
+        heads = getattr(module, "heads", None)
+        if isinstance(heads, nn.ModuleList) and len(heads) == members:
+            yield name, heads
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

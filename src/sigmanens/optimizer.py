@@ -11,6 +11,7 @@ from torch import nn
 
 from sigmanens.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.heads import head_lists
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
 from sigmanens.rules import is_norm
 from sigmanens.selection import as_ensemble
@@ -24,6 +25,7 @@ def param_groups(
     lr: float,
     weight_decay: float = 0.0,
     scale_lr_mult: float | None = None,
+    head_lr_mult: float | None = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups for an optimizer: fast scales; no decay of scales, norms and biases.
 
@@ -31,11 +33,17 @@ def param_groups(
     (arXiv 2607.23860, 2512.20420), linear scales ``lr``. A one-cycle scheduler needs the rates
     told: ``OneCycleLR(optimizer, max_lr=[g["lr"] for g in groups], …)``.
 
+    The objective is a mean over M members, so that a member's own head has 1/M of the gradient that
+    the head of one network has. Under SGD new heads therefore learn M times slower, which tells
+    where steps are few: ``head_lr_mult=M`` makes up for it. Adam's steps do not depend on the size
+    of gradients.
+
     Args:
         ensemble: an ensemble, or any network (then there are no scale groups).
         lr: base learning rate > 0.
         weight_decay: for weights of linear, convolution and embedding layers.
         scale_lr_mult: one factor for all scale parameters.
+        head_lr_mult: factor for the members' own heads. None: they are weights like others.
 
     Returns:
         groups with "params", "lr", "weight_decay", "name" and "lr_mult" (the factor on ``lr``);
@@ -46,12 +54,17 @@ def param_groups(
     """
     _check_number("lr", lr, positive=True)
     _check_number("weight_decay", weight_decay)
-    if scale_lr_mult is not None:
-        _check_number("scale_lr_mult", scale_lr_mult)
+    for name, mult in (("scale_lr_mult", scale_lr_mult), ("head_lr_mult", head_lr_mult)):
+        if mult is not None:
+            _check_number(name, mult)
     factors = {"decay": 1.0, "no_decay": 1.0, "scales_batch_norm": 100.0, "scales": 10.0}
     factors["scales_linear"] = 1.0
     if scale_lr_mult is not None:
         factors |= {n: float(scale_lr_mult) for n in factors if n.startswith("scales")}
+    of_heads: set[int] = set()
+    if head_lr_mult is not None:
+        factors |= dict.fromkeys(("heads_decay", "heads_no_decay"), float(head_lr_mult))
+        of_heads = _of_heads(ensemble)
     sets: dict[str, list[nn.Parameter]] = {n: [] for n in factors}
     scales = {id(m.logit): m for m in ensemble.modules() if isinstance(m, SigmaNorm)}
     spared = _spared(ensemble)
@@ -63,23 +76,23 @@ def param_groups(
             seen.add(id(p))
             if id(p) in scales:
                 sets[_scale_group(scales[id(p)])].append(p)
-            elif (
+                continue
+            undecayed = (
                 p.dim() < 2
                 or is_norm(module)
                 or isinstance(module, SigmaNorm)
                 or key == "bias"
                 or id(p) in spared
-            ):
-                sets["no_decay"].append(p)
-            else:
-                sets["decay"].append(p)
+            )
+            where = "heads_" if id(p) in of_heads else ""
+            sets[where + ("no_decay" if undecayed else "decay")].append(p)
     if not seen:
         raise InputError("no parameter requires a gradient: there is nothing to train")
     return [
         {
             "params": sets[n],
             "lr": lr * factor,
-            "weight_decay": weight_decay if n == "decay" else 0.0,
+            "weight_decay": weight_decay if n in ("decay", "heads_decay") else 0.0,
             "name": n,
             "lr_mult": factor,
         }
@@ -93,6 +106,13 @@ def _spared(network: nn.Module) -> set[int]:
     named = getattr(network, "no_weight_decay", None)
     names = set(named()) if callable(named) else set()
     return {id(p) for n, p in network.named_parameters() if n in names}
+
+
+def _of_heads(network: nn.Module) -> set[int]:
+    """Parameters of heads that one member alone has, in a network or in ensembles within it."""
+    counted = [m for m in network.modules() if isinstance(getattr(m, "num_members", None), int)]
+    lists = [heads for m in counted for _, heads in head_lists(m, m.num_members)]
+    return {id(p) for heads in lists for p in heads.parameters()}
 
 
 def _scale_group(norm: SigmaNorm) -> str:
@@ -140,7 +160,7 @@ def check_optimizer(ensemble: SigmaEnsemble, optimizer: torch.optim.Optimizer) -
             )
         if any(norms[n].kind == "sigmoid" for n in mine) and group.get("lr_mult") != 1.0:
             scale_rates.add(rate)
-        if len(mine) < len(group["params"]):
+        if len(mine) < len(group["params"]) and group.get("lr_mult", 1.0) == 1.0:
             other_rates.add(rate)
     missing = [n for i, n in scales.items() if i not in found]
     if missing:

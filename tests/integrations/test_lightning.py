@@ -161,6 +161,15 @@ def test_one_cycle_keeps_the_peak_of_each_group(schedule: str) -> None:
     assert [e["lr"] for e in module.history] == [at[4], at[9], at[14], at[19]]
 
 
+def test_the_factor_of_the_heads_can_be_said() -> None:
+    rates = Rates()
+    module = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, head_lr_mult=3.0)
+    trainer(1, callbacks=[rates]).fit(module, loader())
+    assert all(
+        step["heads_decay"] == pytest.approx(3 * step["decay"], abs=1e-12) for step in rates.seen
+    )
+
+
 @pytest.mark.parametrize("factor", [1.0, 7.0])
 def test_the_factor_of_the_scales_can_be_said(factor: float) -> None:
     rates = Rates()

@@ -62,6 +62,12 @@ def test_the_rate_of_scales_can_be_given(make_trainer: MakeTrainer) -> None:
     assert max(g["lr"] for g in optimizer.param_groups) == pytest.approx(0.1)
 
 
+def test_the_rate_of_heads_can_be_given(make_trainer: MakeTrainer) -> None:
+    optimizer = make_trainer(ensemble(), head_lr_mult=4.0).create_optimizer()
+    rates = {g["name"]: g["lr"] for g in optimizer.param_groups}
+    assert rates["heads_decay"] == pytest.approx(4e-3) == 4 * rates["decay"]
+
+
 def test_plain_trainer_would_decay_the_scales(tmp_path: Path) -> None:
     """What the class is for: without it, the Trainer's rule by names decays some scales."""
     adapter = EnsembleForClassification(ensemble())

@@ -75,6 +75,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         lr: initial learning rate of the weights; scales take multiples of it.
         weight_decay: of the weights; scales, norms and biases have none.
         scale_lr_mult: factor on ``lr`` for the scales; by kind of norm if None.
+        head_lr_mult: factor on ``lr`` for the members' own heads; 1 if None.
         validation_fraction: part of the data, in [0, 1), held out (stratified) to fit the
             temperature; 0 trains on everything and leaves the temperature at 1.
         convert_options: further keyword arguments of :func:`sigmanens.convert`.
@@ -101,6 +102,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         lr: float = 0.05,
         weight_decay: float = 5e-4,
         scale_lr_mult: float | None = None,
+        head_lr_mult: float | None = None,
         validation_fraction: float = 0.1,
         convert_options: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
@@ -115,6 +117,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         self.lr = lr
         self.weight_decay = weight_decay
         self.scale_lr_mult = scale_lr_mult
+        self.head_lr_mult = head_lr_mult
         self.validation_fraction = validation_fraction
         self.convert_options = convert_options
         self.device = device
@@ -206,7 +209,9 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         if self.diversity_weight and self.members > 1:
             penalty = Diversity(tau=self.tau, weight=self.diversity_weight)
         loss_fn = EnsembleLoss(diversity=penalty)
-        groups = param_groups(ensemble, self.lr, self.weight_decay, self.scale_lr_mult)
+        groups = param_groups(
+            ensemble, self.lr, self.weight_decay, self.scale_lr_mult, self.head_lr_mult
+        )
         optimizer = torch.optim.SGD(groups, momentum=0.9)
         steps = self.epochs * sum(1 for _ in _batches(torch.arange(len(x)), self.batch_size))
         schedule = torch.optim.lr_scheduler.LambdaLR(

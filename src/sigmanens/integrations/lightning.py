@@ -40,6 +40,7 @@ class EnsembleModule(L.LightningModule):
         lr: base learning rate.
         weight_decay: on weights only (see :func:`~sigmanens.param_groups`).
         scale_lr_mult: factor on the rate of scales.
+        head_lr_mult: factor on the rate of the members' own heads.
         optimizer: "sgd" (with ``momentum``, ``nesterov``), "adam" or "adamw".
         schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine",
             "multistep" (times ``gamma`` after each epoch of ``milestones``) or "constant"; each
@@ -67,6 +68,7 @@ class EnsembleModule(L.LightningModule):
         lr: float,
         weight_decay: float = 0.0,
         scale_lr_mult: float | None = None,
+        head_lr_mult: float | None = None,
         optimizer: str = "sgd",
         momentum: float = 0.9,
         nesterov: bool = True,
@@ -100,7 +102,10 @@ class EnsembleModule(L.LightningModule):
         self.network = network
         self.split = split
         self.loss_fn = loss_fn
-        self.options = {"lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult}
+        self.options = {
+            "lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult,
+            "head_lr_mult": head_lr_mult,
+        }  # fmt: skip
         self.kind = optimizer
         self.momentum, self.nesterov = momentum, nesterov
         self.rates, self.rise = schedule, rise

@@ -47,6 +47,7 @@ class EnsembleTrainer(Trainer):
         args, kwargs: as for ``transformers.Trainer``.
         loss_fn: cross-entropy without a penalty by default.
         scale_lr_mult: factor on the rate of the scales (see :func:`sigmanens.param_groups`).
+        head_lr_mult: factor on the rate of the members' own heads.
         collect: fields of :class:`EnsembleOutput` that ``evaluate`` and ``predict`` keep. One gives
             an array, as ``compute_metrics`` expects of any classifier; several a tuple of arrays
             in the order of the fields.
@@ -65,6 +66,7 @@ class EnsembleTrainer(Trainer):
         *args: Any,
         loss_fn: EnsembleLoss | None = None,
         scale_lr_mult: float | None = None,
+        head_lr_mult: float | None = None,
         collect: Sequence[str] = ("logits",),
         small_checkpoints: bool = False,
         **kwargs: Any,
@@ -74,7 +76,7 @@ class EnsembleTrainer(Trainer):
         if isinstance(collect, str) or odd or not collect:
             raise InputError(f"collect is {collect!r}; expected some of {', '.join(known)}")
         self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
-        self.scale_lr_mult = scale_lr_mult
+        self.multiples = {"scale_lr_mult": scale_lr_mult, "head_lr_mult": head_lr_mult}
         self.small_checkpoints = small_checkpoints
         self.dropped = [name for name in known if name not in collect]
         adapted = None if model is None else EnsembleForClassification(model, self.loss_fn)
@@ -139,7 +141,7 @@ class EnsembleTrainer(Trainer):
                 "None) with one made from sigmanens.param_groups"
             )
         rate = options.get("lr") or self.args.learning_rate
-        groups = param_groups(target, rate, self.args.weight_decay, self.scale_lr_mult)
+        groups = param_groups(target, rate, self.args.weight_decay, **self.multiples)
         optimizer: torch.optim.Optimizer = cls(groups, **(options | {"lr": rate}))
         self.optimizer = optimizer
         return optimizer

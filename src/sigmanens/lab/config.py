@@ -133,6 +133,8 @@ class Recipe:
         optimizer: "sgd", "adam" or "adamw".
         lr: base learning rate.
         scale_lr_mult: factor on the rate of scales; None: 100 for batch norms, 10 for others.
+        head_lr_mult: factor on the rate of the members' own heads, whose gradient is 1/M of that of
+            one network's head; None: 1.
         momentum: of SGD.
         nesterov: Nesterov momentum.
         weight_decay: on weights of convolutions and linear layers only.
@@ -158,6 +160,7 @@ class Recipe:
     optimizer: str = "sgd"
     lr: float = 0.1
     scale_lr_mult: float | None = None
+    head_lr_mult: float | None = None
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4

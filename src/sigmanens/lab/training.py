@@ -249,6 +249,7 @@ def train_network(
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
         scale_lr_mult=recipe.scale_lr_mult,
+        head_lr_mult=recipe.head_lr_mult,
         optimizer=recipe.optimizer,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov,
