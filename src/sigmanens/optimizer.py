@@ -110,9 +110,9 @@ def _spared(network: nn.Module) -> set[int]:
 
 def _of_heads(network: nn.Module) -> set[int]:
     """Parameters of heads that one member alone has, in a network or in ensembles within it."""
-    counted = [m for m in network.modules() if isinstance(getattr(m, "num_members", None), int)]
-    lists = [heads for m in counted for _, heads in head_lists(m, m.num_members)]
-    return {id(p) for heads in lists for p in heads.parameters()}
+    counts = [(m, getattr(m, "num_members", None)) for m in network.modules()]
+    lists = [head_lists(m, count) for m, count in counts if isinstance(count, int)]
+    return {id(p) for found in lists for _, heads in found for p in heads.parameters()}
 
 
 def _scale_group(norm: SigmaNorm) -> str:

@@ -18,6 +18,8 @@ from sigmanens.lab.runs import environment
 __all__ = ["choose", "gather"]
 
 _CRITERION = "validation nll_calibrated"
+_ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")
+"""What tells rows apart."""
 
 
 def gather(
@@ -42,8 +44,7 @@ def gather(
             row["trial"] = trial.key
             history = row.pop("epochs", None)
             if history and trial.seed == config.seeds[0]:
-                setting = ("method", "members", "tau", "weight", "variant", "seed")
-                histories.append({k: row.get(k) for k in setting} | {"epochs": history})
+                histories.append({k: row.get(k) for k in _ONE_RUN} | {"epochs": history})
             rows.append(row)
     _add_findings(rows, histories)
     choice = choose(rows)
@@ -66,11 +67,10 @@ def gather(
 
 def _add_findings(rows: list[dict[str, Any]], histories: list[dict[str, Any]]) -> None:
     """What is wrong with an ensemble's members, in words, as ``findings`` of its row."""
-    keys = ("method", "members", "tau", "weight", "variant", "seed")
-    epochs = {tuple(h[k] for k in keys): h["epochs"] for h in histories}
+    epochs = {tuple(h[k] for k in _ONE_RUN): h["epochs"] for h in histories}
     alone = {r["seed"]: r["nll"] for r in rows if r["method"] in ("single", "single_finetuned")}
     for row in rows:
-        known = epochs.get(tuple(row.get(k) for k in keys), ())
+        known = epochs.get(tuple(row.get(k) for k in _ONE_RUN), ())
         found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)
         row["findings"] = [str(finding) for finding in found] or None
 
