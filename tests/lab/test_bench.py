@@ -226,6 +226,10 @@ def test_differences_are_kept_while_both_sides_are_what_they_were(
     assert kept_pairs(earlier, bare | {"paired": [newer]})[0] == newer
     fewer = newer | {"seeds": 1}
     assert kept_pairs(earlier, bare | {"paired": [fewer]})[0] == film["nll"]
+    rounded = copy.deepcopy(bare)
+    for row in rounded["rows"]:
+        row["nll"] *= 1 + 1e-9  # measured again
+    assert kept_pairs(earlier, rounded) == pairs
     for change in ("film", "choice", "ours"):
         now = copy.deepcopy(bare)
         if change == "choice":

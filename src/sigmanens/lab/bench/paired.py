@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,8 +106,9 @@ def _difference(pairs: Sequence[tuple[Loss, Loss]]) -> Interval | None:
 def kept_pairs(earlier: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Differences found by an earlier call of which a side's predictions are not at hand now.
 
-    They hold as long as the same σN-Ens is chosen and the rows of both sides are what they were;
-    where both calls compared a setting, the one with more seeds counts.
+    They hold as long as the same σN-Ens is chosen and the rows of both sides are what they were, up
+    to the rounding of a network that was measured again; where both calls compared a setting, the
+    one with more seeds counts.
 
     Args:
         earlier: ``metrics.json`` before this call.
@@ -121,7 +123,11 @@ def kept_pairs(earlier: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[d
     if not then or not now or any(then[k] != now[k] for k in keys):
         return list(found.values())
     rows = {(_of_row(r), r["seed"]): r["nll"] for r in metrics["rows"]}
-    changed = {_of_row(r) for r in earlier["rows"] if rows.get((_of_row(r), r["seed"])) != r["nll"]}
+    changed = {
+        _of_row(r)
+        for r in earlier["rows"]
+        if not math.isclose(rows.get((_of_row(r), r["seed"]), math.nan), r["nll"], rel_tol=1e-6)
+    }
     if ("sigmanens", now["members"], now["tau"], now["weight"], None) in changed:
         return list(found.values())
     for pair in earlier.get("paired") or []:
