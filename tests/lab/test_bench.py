@@ -18,18 +18,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.evaluation import apply_temperature, fit_temperature, nll
+from sigmanens.heads import find_heads
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
 from sigmanens.lab.bench.gather import choose
+from sigmanens.lab.bench.material import load_material
+from sigmanens.lab.bench.methods import separate_network
 from sigmanens.lab.bench.paired import kept_pairs
 from sigmanens.lab.bench.runner import Job, run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
+from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
 from sigmanens.lab.report import verdict
@@ -211,6 +216,41 @@ def test_rows_without_their_network_are_not_lost_to_remeasuring(
     first = read_metrics(done[0])
     assert again["rows"] == first["rows"]
     assert again["paired"] == first["paired"]  # found while there were predictions
+
+
+def test_separate_networks_may_have_the_heads_of_members(tmp_path: Path) -> None:
+    change = {"options.separate": {"head": "fresh"}, "recipe.head_lr_mult": 3.0}
+    config = replace(
+        TINY, methods=["separate", "sigmanens_lambda0"], seeds=[0],
+        variants={"fresh_head": Variant("separate", change)},
+    )  # fmt: skip
+    found = run_bench(config, tmp_path / "run")
+    rows = {(r["method"], r["variant"]): r for r in found["rows"]}
+    members = {(m, v): rows[m, v]["members"] for m, v in rows}
+    assert members == {
+        (m, v): 2 if m == "deep_ensemble" else 1
+        for m in ("single", "single_temperature", "deep_ensemble")
+        for v in (None, "fresh_head")
+    } | {("sigmanens_lambda0", None): 2}
+    changed = config.changed("fresh_head")
+    shop = Workshop(changed, Trial(0, "separate", 2), load_material(changed, 0))
+    plain, first, second = shop.base(0), separate_network(shop, 0), separate_network(shop, 1)
+    (name,) = find_heads(plain, None, "fresh")
+    head = first.get_submodule(name)
+    assert [type(m) for m in head] == [nn.LayerNorm, nn.Linear]
+    again = separate_network(shop, 0).state_dict()
+    assert all(torch.equal(again[key], value) for key, value in first.state_dict().items())
+    assert not torch.equal(head[1].weight, second.get_submodule(name)[1].weight)
+    assert (
+        rows["single", "fresh_head"]["params"] - rows["single", None]["params"]
+        == 2 * head[0].weight.numel()
+    )
+    assert rows["single", "fresh_head"]["nll"] != rows["single", None]["nll"]
+    wrong = replace(
+        config, variants={"odd": Variant("separate", {"options.separate": {"head": 1}})}
+    )
+    with pytest.raises(ConfigError, match=r"'odd': .*expected \{head: fresh\}"):
+        wrong.check()
 
 
 def test_differences_are_kept_while_both_sides_are_what_they_were(

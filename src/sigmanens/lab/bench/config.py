@@ -168,8 +168,11 @@ class BenchConfig:
             raise ConfigError("path needs epochs ≥ 1, lr > 0 and renoise ≥ 0")
         if not 0 <= self.path.shrink <= 1:
             raise ConfigError(f"path.shrink is {self.path.shrink}; expected a factor from 0 to 1")
-        if self.options.get("separate"):
-            raise ConfigError("options has 'separate', which takes none: it is the plain network")
+        if self.options.get("separate", {}) not in ({}, {"head": "fresh"}):
+            raise ConfigError(
+                f"options has 'separate': {self.options['separate']}; expected {{head: fresh}} "
+                "(heads of a norm and a Linear) or nothing (the plain network)"
+            )
         for name in self.variants:
             self._check_variant(name)
         self._check_texts()

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, load_base_pictures, load_material
-from sigmanens.lab.bench.methods import BUILDERS
+from sigmanens.lab.bench.methods import BUILDERS, separate_network
 from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -181,15 +181,17 @@ def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
 
 def _network(shop: Workshop) -> nn.Module:
     method = shop.trial.method
-    if method in ("separate", "laplace"):
+    if method == "separate":
+        return SeparateNetworks([separate_network(shop, 0)])
+    if method == "laplace":
         return SeparateNetworks([shop.base()])
     return BUILDERS["sigmanens" if method == "warm_path" else method](shop)
 
 
 def _name(trial: Trial) -> str:
     if trial.method == "separate":
-        return "one network of the separate ones"
-    if trial.method == "warm_path":
+        text = "one network of the separate ones"
+    elif trial.method == "warm_path":
         text = label("sigmanens", trial.members, None) + ", all τ by continuation"
     else:
         text = label(trial.method, trial.members, trial.tau)

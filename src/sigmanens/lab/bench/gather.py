@@ -68,7 +68,11 @@ def gather(
 def _add_findings(rows: list[dict[str, Any]], histories: list[dict[str, Any]]) -> None:
     """What is wrong with an ensemble's members, in words, as ``findings`` of its row."""
     epochs = {tuple(h[k] for k in _ONE_RUN): h["epochs"] for h in histories}
-    alone = {r["seed"]: r["nll"] for r in rows if r["method"] in ("single", "single_finetuned")}
+    alone = {
+        r["seed"]: r["nll"]
+        for r in rows
+        if r["method"] in ("single", "single_finetuned") and not r.get("variant")
+    }
     for row in rows:
         known = epochs.get(tuple(row.get(k) for k in _ONE_RUN), ())
         found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)

@@ -13,12 +13,13 @@ from torch import nn
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.heads import find_heads, fresh_head
 from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
 from sigmanens.lab.training import TrainingResult
 
-__all__ = ["BUILDERS", "Outcome", "train_method"]
+__all__ = ["BUILDERS", "Outcome", "separate_network", "train_method"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +143,24 @@ def train_method(shop: Workshop) -> Iterator[Outcome]:
     yield Outcome(method, network, done.seconds, history=done.history)
 
 
+def separate_network(shop: Workshop, index: int) -> nn.Module:
+    """Separate network number ``index``, not trained here yet.
+
+    Its head is the backbone's; under ``options: {separate: {head: fresh}}`` an affine norm and a
+    Linear, as a member of σN-Ens has under ``head="fresh"``.
+
+    Raises:
+        HeadNotFoundError: if it is to have a fresh head, and no head with a Linear is found.
+    """
+    network = copy.deepcopy(shop.base(index))
+    if shop.options.get("head") == "fresh":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(shop.seed(index))
+            for name in find_heads(network, shop.config.ensemble.head_name, "fresh"):
+                network.set_submodule(name, fresh_head(network.get_submodule(name), name))
+    return network
+
+
 def _separate(shop: Workshop) -> Iterator[Outcome]:
     """M networks, each trained alone; the first also stands for itself, and with a temperature."""
     validation = shop.material.data.validation
@@ -153,7 +172,7 @@ def _separate(shop: Workshop) -> Iterator[Outcome]:
         yield Outcome("single", base, None)
         yield Outcome("single_temperature", base, None, tempered(member_logits(base), validation))
     for i in range(shop.members):
-        network = copy.deepcopy(shop.base(i))
+        network = separate_network(shop, i)
         done = shop.fit(SeparateNetworks([network]), index=i, name=f"network{i}")
         networks.append(network)
         seconds.append(done.seconds)
