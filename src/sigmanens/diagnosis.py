@@ -186,8 +186,8 @@ def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> F
         f"the members are too weak: each loses {lost:.3f} nats against one network (NLL "
         f"{member_nll:.3f} against {single_nll:.3f}), and averaging gains {gained:.3f}, so the "
         f"ensemble is behind at {ensemble_nll:.3f}. Train longer, new heads faster (head_lr_mult=M "
-        "under SGD), or take fewer members, a higher tau or a lower weight, so that they share more "
-        "channels",
+        "under SGD), or take fewer members, a higher tau or a lower weight, so that they share "
+        "more channels",
         {"lost": lost, "gained": gained, "member_nll": member_nll, "single_nll": single_nll},
     )
 
