@@ -361,6 +361,21 @@ def test_deep_ensemble_equivalent_is_read_off_the_curve_of_separate_networks():
         assert words in said(changed, "Deep-ensemble")
 
 
+def test_an_equivalent_that_no_interval_bears_out_says_so():
+    metrics = demo_metrics()
+    for entry in metrics["rows"]:
+        if entry["method"] == "deep_ensemble":
+            entry["curve"] = {"1": 0.5, "4": 0.4}
+    chosen = read_study(metrics).chosen
+    assert chosen is not None
+    mine = chosen.stat("nll_calibrated").by_seed
+    for entry in metrics["rows"]:  # as good in one seed as it is bad in the next
+        if entry["method"] == "deep_ensemble":
+            entry["nll_calibrated"] = mine[entry["seed"]] + 0.01 * (-1) ** entry["seed"]
+    text = said(metrics, "Deep-ensemble")
+    assert "is worth about all 4 separate networks that were measured: no difference is" in text
+
+
 def test_the_best_ood_score_is_named_beside_the_usual_one():
     metrics = demo_metrics()
     for entry in metrics["rows"]:

@@ -230,13 +230,23 @@ def _equivalent(study: Study, ours: Group) -> str:
     text = f"Deep-ensemble equivalent: by temperature-scaled NLL, {ours.label} "
     if found.relation == "<":
         one = "one network" if found.smallest == 1 else f"{found.smallest} separate networks"
-        return f"{text}is worse than {one}."
+        fitted = [g for g in study.groups if g.method == "single_finetuned" and not g.variant]
+        return text + _told("worse than", one, ours, fitted[0] if fitted else study.single)
     if found.relation == ">":
-        return f"{text}is better than all {found.largest} separate networks that were measured."
+        every = f"all {found.largest} separate networks that were measured"
+        return text + _told("better than", every, ours, study.deep)
     spread = ""
     if found.low is not None and found.high is not None and found.low < found.high:
         spread = f" ({found.low:.1f} to {found.high:.1f} by the spread over seeds)"
     return f"{text}is worth {found.value:.1f} separate networks{spread}."
+
+
+def _told(word: str, what: str, ours: Group, theirs: Group | None) -> str:
+    """Better or worse, or that the temperature-scaled NLL does not tell two groups apart."""
+    found = None if theirs is None else compare(ours, theirs, "nll_calibrated")
+    if found is not None and found.direction == 0:
+        return f"is worth about {what}: no difference is seen."
+    return f"is {word} {what}."
 
 
 def _corrupted(severity: str, key: str, group: Group) -> Stat:
