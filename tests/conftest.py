@@ -75,6 +75,10 @@ def network_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert not attempts, f"the test tried to use the network: {attempts}"
 
 
+def pytest_sessionstart() -> None:
+    torch.set_num_threads(1)  # before fixtures of a module, too: sums depend on it in the last bit
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     torch.manual_seed(0)

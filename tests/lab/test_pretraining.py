@@ -103,6 +103,18 @@ def test_it_is_trained_once(
         run_bench(other, folder, resume=True)
 
 
+def test_no_untrained_head_is_measured(
+    study: BenchConfig, done: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Networks with heads of a norm and a Linear start from the base; the untouched has none."""
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    heads = Variant("separate", {"options.separate": {"head": "fresh"}})
+    more = run_bench(replace(study, variants={"fresh_head": heads}), folder, resume=True)
+    added = {row["method"] for row in more["rows"] if row["variant"] == "fresh_head"}
+    assert added == {"single_finetuned", "deep_ensemble"}
+
+
 def test_it_sees_no_picture_that_is_held_out(study: BenchConfig) -> None:
     """Whatever the limit of the trainings, or its own; and it sees all the others."""
     whole = load_images(study.data.source, "train", size=8)

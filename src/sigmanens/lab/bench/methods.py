@@ -167,7 +167,7 @@ def _separate(shop: Workshop) -> Iterator[Outcome]:
     networks: list[nn.Module] = []
     seconds: list[float] = []
     history: list[dict[str, float]] = []
-    if shop.config.pretrained:
+    if shop.config.pretrained and shop.options.get("head") != "fresh":  # that would be untrained
         base = SeparateNetworks([shop.base().to(shop.device)])
         yield Outcome("single", base, None)
         yield Outcome("single_temperature", base, None, tempered(member_logits(base), validation))
