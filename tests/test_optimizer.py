@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import sigmanens as sn
 from sigmanens import baselines
-from sigmanens.errors import InputError
+from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
 from sigmanens.objective import EnsembleLoss
 
@@ -160,12 +161,14 @@ def test_members_own_heads_have_a_rate_of_their_own_when_asked(options: Any) -> 
         model = baselines.lora_ensemble(Net(), 3, targets=("back",))
     else:
         model = make(**options)
-    own = options not in ("heads_only", "lora") and options.get("head") == "shared"
+    shared = options not in ("heads_only", "lora") and options.get("head") == "shared"
     plain = by_name(model, sn.param_groups(model, 0.02, 1e-2))
-    groups = by_name(model, sn.param_groups(model, 0.02, 1e-2, head_lr_mult=3.0))
+    told = pytest.warns(SigmaNensWarning, match="share one head") if shared else nullcontext()
+    with told:
+        groups = by_name(model, sn.param_groups(model, 0.02, 1e-2, head_lr_mult=3.0))
     assert set(plain) == set(groups)
     heads = {n for n in groups if ".heads." in n}
-    assert bool(heads) == (not own)
+    assert bool(heads) == (not shared)
     for name, group in groups.items():
         if name in heads:
             assert (group["lr"], group["lr_mult"]) == (pytest.approx(0.06), 3.0)

@@ -43,7 +43,8 @@ def param_groups(
         lr: base learning rate > 0.
         weight_decay: for weights of linear, convolution and embedding layers.
         scale_lr_mult: one factor for all scale parameters.
-        head_lr_mult: factor for the members' own heads. None: they are weights like others.
+        head_lr_mult: factor for the members' own heads. None: they are weights like others. A
+            warning says where an ensemble has none.
 
     Returns:
         groups with "params", "lr", "weight_decay", "name" and "lr_mult" (the factor on ``lr``);
@@ -65,6 +66,13 @@ def param_groups(
     if head_lr_mult is not None:
         factors |= dict.fromkeys(("heads_decay", "heads_no_decay"), float(head_lr_mult))
         of_heads = _of_heads(ensemble)
+        if not of_heads and any(isinstance(m, SigmaEnsemble) for m in ensemble.modules()):
+            warnings.warn(
+                f"head_lr_mult is {head_lr_mult}, but the members share one head: it is a weight "
+                "like others. Leave head_lr_mult out, or convert with head='copy' or 'fresh'",
+                SigmaNensWarning,
+                stacklevel=2,
+            )
     sets: dict[str, list[nn.Parameter]] = {n: [] for n in factors}
     scales = {id(m.logit): m for m in ensemble.modules() if isinstance(m, SigmaNorm)}
     spared = _spared(ensemble)
