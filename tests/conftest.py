@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,8 @@ def network_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def pytest_sessionstart() -> None:
     torch.set_num_threads(1)  # before fixtures of a module, too: sums depend on it in the last bit
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in the back
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
