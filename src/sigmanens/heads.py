@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sigmanens.errors import HeadNotFoundError
 from sigmanens.members import MemberAxis, join, map_tensors
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "head_lists", "member_heads"]
 
@@ -119,9 +120,7 @@ def member_heads(
     elif generator is None:
         heads = [*(fresh_head(head, where) for _ in members)]
     else:
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with own_seed(seeded(generator)):
             heads = [fresh_head(head, where) for _ in members]
     together = MemberHeads(heads, axis)
     together.training = head.training

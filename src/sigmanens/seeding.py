@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["device_of", "own_random_state", "seed_device"]
+__all__ = ["device_of", "own_random_state", "own_seed", "seed_device", "seeded"]
 
 
 def device_of(network: nn.Module) -> torch.device:
@@ -38,3 +38,17 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     elif device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def seeded(generator: torch.Generator | None) -> int:
+    """A seed drawn from the generator, or from torch's default one."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))
+
+
+@contextmanager
+def own_seed(seed: int) -> Iterator[None]:
+    """Draw on the CPU from a seed for a while; torch's generator is put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

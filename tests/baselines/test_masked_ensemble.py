@@ -11,10 +11,10 @@ from tests.oracles.rivals import masked_member
 from torch import nn
 
 from sigmanens.baselines import masksembles
-from sigmanens.baselines.base import own_seed
 from sigmanens.baselines.masked_ensemble import draw_masks
 from sigmanens.errors import ConversionError, InputError
 from sigmanens.lab.backbones import WideResNet
+from sigmanens.seeding import own_seed
 
 
 def test_members_are_plain_networks_with_masked_weights() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sigmanens.audit import norms_are_trained
@@ -24,9 +22,7 @@ __all__ = [
     "check_count",
     "import_library",
     "is_trained",
-    "own_seed",
     "repeated",
-    "seeded",
     "unfolded",
 ]
 
@@ -106,20 +102,6 @@ def repeated(
     tree = input_tree(args, kwargs)
     batched, _ = find_batched(tree, batch_size(args, kwargs, dims), dims)
     return split_tree(expand(tree, batched, members))
-
-
-def seeded(generator: torch.Generator | None) -> int:
-    """A seed drawn from the generator, or from torch's default one."""
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**62, (), generator=generator, device=device))
-
-
-@contextmanager
-def own_seed(seed: int) -> Iterator[None]:
-    """Draw on the CPU from a seed for a while; torch's generator is put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def import_library(module: str, package: str) -> Any:

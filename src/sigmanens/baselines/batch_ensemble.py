@@ -18,9 +18,7 @@ from sigmanens.baselines.base import (
     base_network,
     check_count,
     is_trained,
-    own_seed,
     repeated,
-    seeded,
     unfolded,
 )
 from sigmanens.baselines.layers import (
@@ -31,6 +29,7 @@ from sigmanens.baselines.layers import (
     uncertainty_layers,
 )
 from sigmanens.errors import InputError
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["BatchEnsemble", "batchensemble"]
 

@@ -21,14 +21,13 @@ from sigmanens.baselines.base import (
     check_count,
     import_library,
     is_trained,
-    own_seed,
     repeated,
-    seeded,
     unfolded,
 )
 from sigmanens.errors import ConversionError, InputError
 from sigmanens.heads import find_heads, member_heads
 from sigmanens.members import MemberAxis
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["LoRAEnsemble", "lora_ensemble"]
 

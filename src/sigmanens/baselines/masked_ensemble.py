@@ -11,15 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sigmanens.baselines.base import (
-    Rival,
-    base_network,
-    check_count,
-    own_seed,
-    repeated,
-    seeded,
-    unfolded,
-)
+from sigmanens.baselines.base import Rival, base_network, check_count, repeated, unfolded
 from sigmanens.baselines.layers import (
     conv_sizes,
     first_layer,
@@ -28,6 +20,7 @@ from sigmanens.baselines.layers import (
     uncertainty_layers,
 )
 from sigmanens.errors import ConversionError, InputError
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["Masksembles", "draw_masks", "masksembles"]
 

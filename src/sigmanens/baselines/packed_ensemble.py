@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigmanens.baselines.base import Rival, base_network, check_count, own_seed, seeded, unfolded
+from sigmanens.baselines.base import Rival, base_network, check_count, unfolded
 from sigmanens.baselines.layers import (
     conv_sizes,
     first_layer,
@@ -24,6 +24,7 @@ from sigmanens.baselines.layers import (
     uncertainty_layers,
 )
 from sigmanens.errors import ConversionError, InputError
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["Packed", "packed"]
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from sigmanens.baselines.base import base_network, own_seed, seeded
+from sigmanens.baselines.base import base_network
 from sigmanens.baselines.separate import SeparateNetworks
 from sigmanens.errors import InputError, NoNormError
 from sigmanens.heads import find_heads, fresh_head
 from sigmanens.rules import is_norm
+from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["norm_tuning"]
 

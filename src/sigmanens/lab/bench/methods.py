@@ -18,6 +18,7 @@ from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
 from sigmanens.lab.training import TrainingResult
+from sigmanens.seeding import own_seed
 
 __all__ = ["BUILDERS", "Outcome", "separate_network", "train_method"]
 
@@ -152,10 +153,9 @@ def separate_network(shop: Workshop, index: int) -> nn.Module:
     Raises:
         HeadNotFoundError: if it is to have a fresh head, and no head with a Linear is found.
     """
-    network = copy.deepcopy(shop.base(index))
+    network = shop.base(index)
     if shop.options.get("head") == "fresh":
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(shop.seed(index))
+        with own_seed(shop.seed(index)):
             for name in find_heads(network, shop.config.ensemble.head_name, "fresh"):
                 network.set_submodule(name, fresh_head(network.get_submodule(name), name))
     return network
