@@ -76,7 +76,7 @@ class EnsembleTrainer(Trainer):
         if isinstance(collect, str) or odd or not collect:
             raise InputError(f"collect is {collect!r}; expected some of {', '.join(known)}")
         self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
-        self.multiples = {"scale_lr_mult": scale_lr_mult, "head_lr_mult": head_lr_mult}
+        self.scale_lr_mult, self.head_lr_mult = scale_lr_mult, head_lr_mult
         self.small_checkpoints = small_checkpoints
         self.dropped = [name for name in known if name not in collect]
         adapted = None if model is None else EnsembleForClassification(model, self.loss_fn)
@@ -141,7 +141,9 @@ class EnsembleTrainer(Trainer):
                 "None) with one made from sigmanens.param_groups"
             )
         rate = options.get("lr") or self.args.learning_rate
-        groups = param_groups(target, rate, self.args.weight_decay, **self.multiples)
+        groups = param_groups(
+            target, rate, self.args.weight_decay, self.scale_lr_mult, self.head_lr_mult
+        )
         optimizer: torch.optim.Optimizer = cls(groups, **(options | {"lr": rate}))
         self.optimizer = optimizer
         return optimizer
