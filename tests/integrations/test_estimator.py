@@ -185,6 +185,14 @@ def test_the_same_seed_gives_the_same_and_leaves_torchs_alone(digits: Arrays) ->
     assert (other != first).any()
 
 
+def test_heads_have_the_rate_that_is_asked_for(digits: Arrays) -> None:
+    x, y = digits[:2]
+    options: dict[str, Any] = {"head_lr_mult": 0.0, "convert_options": {"head": "fresh"}}
+    first, second = (small(epochs=n, **options).fit(x, y).ensemble_ for n in (1, 2))
+    for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b) == (".heads." in name), name
+
+
 def test_clones_pipelines_and_searches(digits: Arrays) -> None:
     x, y = digits[0][:300], digits[1][:300]
     network = convolutions(1, 10)

@@ -28,7 +28,7 @@ from sigmanens.evaluation import apply_temperature, fit_temperature, nll
 from sigmanens.heads import find_heads
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
-from sigmanens.lab.bench.gather import choose
+from sigmanens.lab.bench.gather import _add_findings, choose
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.methods import separate_network
 from sigmanens.lab.bench.paired import kept_pairs
@@ -251,6 +251,20 @@ def test_separate_networks_may_have_the_heads_of_members(tmp_path: Path) -> None
     )
     with pytest.raises(ConfigError, match=r"'odd': .*expected \{head: fresh\}"):
         wrong.check()
+
+
+def test_variants_of_separate_networks_are_no_reference_for_findings(
+    done: tuple[Path, dict[str, Any]],
+) -> None:
+    rows = copy.deepcopy(done[1]["rows"])
+    (single,) = (r for r in rows if (r["method"], r["seed"]) == ("single", 0))
+    rows.append(single | {"variant": "better", "nll": -100.0})
+    before = [row["findings"] for row in done[1]["rows"]]
+    _add_findings(rows, done[1]["histories"])
+    assert [row["findings"] for row in rows[:-1]] == before
+    rows[-1]["variant"] = None  # were it a reference, members would be weak
+    _add_findings(rows, done[1]["histories"])
+    assert [row["findings"] for row in rows[:-1]] != before
 
 
 def test_differences_are_kept_while_both_sides_are_what_they_were(

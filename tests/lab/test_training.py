@@ -480,3 +480,11 @@ def test_what_is_watched_is_drawn_once() -> None:
     every = drawn(data, 99)
     assert every is not None
     assert torch.equal(every.labels, data.labels)
+
+
+def test_heads_have_the_rate_that_the_recipe_says() -> None:
+    network = folded()
+    before = snapshot(network)
+    train_network(network, DATA, replace(RECIPE, epochs=1, head_lr_mult=0.0), EnsembleLoss())
+    moved = {n for n, p in network.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n, _ in network.named_parameters() if ".heads." not in n}
