@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import sigmanens as sn
 from benchmarks.subjects import Subject
 from sigmanens.baselines import batchensemble, masksembles, packed
-from sigmanens.inputs import call_arguments
-from sigmanens.prediction import Prediction, logits_of
+from sigmanens.ensemble.inputs import call_arguments
+from sigmanens.ensemble.prediction import Prediction, logits_of
 
 __all__ = ["OURS", "RIVALS", "Contestant", "build"]
 

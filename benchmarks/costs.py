@@ -14,8 +14,8 @@ from torch import Tensor
 import sigmanens as sn
 from benchmarks.measure import interleaved
 from benchmarks.subjects import Subject
-from sigmanens.inputs import call_arguments
-from sigmanens.prediction import logits_of
+from sigmanens.ensemble.inputs import call_arguments
+from sigmanens.ensemble.prediction import logits_of
 
 __all__ = ["overheads", "storage"]
 

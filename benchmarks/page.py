@@ -59,8 +59,7 @@ against the split, is in [results/search.md](results/search.md).
 8 MiB on a CPU, at least one, and all of them on other devices, under `torch.compile`, in exports
 and in process groups. It is a rule and no measurement on purpose: a schedule changes the order of
 sums and, with dropout, which draw is whose, so a choice by the clock would make a seed's results
-differ from run to run. `sn.measure_schedule(ens, x, y, loss_fn)` measures on your machine when you
-ask for it, sets the fastest and writes it into the report; checkpoints keep it.
+differ from run to run. Set `ens.schedule` to another if it is faster on your machine.
 
 ## The compute dial
 

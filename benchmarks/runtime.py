@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import sigmanens as sn
 from benchmarks.subjects import Subject
-from sigmanens.inputs import call_arguments
-from sigmanens.prediction import Prediction
-from sigmanens.program import OUTPUTS
+from sigmanens.ensemble.inputs import call_arguments
+from sigmanens.ensemble.prediction import Prediction
+from sigmanens.export.program import OUTPUTS
 
 __all__ = ["FLOAT", "INT8", "Exported", "exported", "is_mostly_linear"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import apply_temperature, nll, paired_difference
-from sigmanens.prediction import log_mean_exp
 
 
 def main(run: Path, target: Path) -> int:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 import sigmanens as sn
 from sigmanens.baselines import SeparateNetworks
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import fit_temperature, summarize
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.config import DemoConfig, Recipe
@@ -35,7 +36,6 @@ from sigmanens.lab.demo import NOISE
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
 from sigmanens.lab.runs import environment
 from sigmanens.lab.training import train_network
-from sigmanens.prediction import log_mean_exp
 
 HERE = Path(__file__).parent
 RESULT, PAGE = HERE / "results" / "collapse.json", HERE / "export.md"

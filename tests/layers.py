@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sigmanens.members import MemberAxis
+from sigmanens.conversion.rules import register_norm, rule_for
 from sigmanens.norms import Affine, RunningStatistics, SigmaNorm
-from sigmanens.rules import register_norm, rule_for
+from sigmanens.passes.context import MemberAxis
 
 
 class Centred(nn.Module):

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sigmanens as sn
-from sigmanens.distributed import average_gradients, average_statistics, own_members
+from sigmanens.ensemble.distributed import average_gradients, average_statistics, own_members
 from sigmanens.errors import SigmaNensError
 
 MEMBERS, ROWS, STEPS = 4, 8, 3

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import sigmanens as sn
-from sigmanens import errors, onnx, program
+from sigmanens import errors
+from sigmanens.export import onnx, program
 
 BUILTIN = (ValueError, TypeError, RuntimeError, ImportError)
 CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]

@@ -4,18 +4,17 @@
 Modulation" (arXiv 2607.23860).
 """
 
-from sigmanens import diversity, errors, rules
-from sigmanens.audit import ConversionReport
-from sigmanens.checkpoint import load
-from sigmanens.convert import convert, convert_
+from sigmanens import diversity, errors
+from sigmanens.conversion import rules
+from sigmanens.conversion.audit import ConversionReport
 from sigmanens.diversity import Diversity
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.convert import convert, convert_
+from sigmanens.ensemble.ensemble import SigmaEnsemble, load
+from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import SigmaNensError, SigmaNensWarning
-from sigmanens.objective import EnsembleLoss, check_optimizer, param_groups
-from sigmanens.onnx import export_onnx
-from sigmanens.prediction import Prediction
-from sigmanens.program import export_program
-from sigmanens.timing import measure_schedule
+from sigmanens.export.onnx import export_onnx
+from sigmanens.export.program import export_program
+from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 
 __version__ = "0.1.0"
 
@@ -36,7 +35,6 @@ __all__ = [
     "export_onnx",
     "export_program",
     "load",
-    "measure_schedule",
     "param_groups",
     "rules",
 ]

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map_only
 
 import sigmanens as sn
 from sigmanens import evaluation as ev
-from sigmanens import measures
-from sigmanens.prediction import Prediction
+from sigmanens.diversity import measures
+from sigmanens.ensemble.prediction import Prediction
 
 ROWS = {
     "P1": "OOD scores of logits are defined over members",

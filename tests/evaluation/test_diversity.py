@@ -13,8 +13,8 @@ from tests.oracles import metrics as oracle
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigmanens import evaluation as ev
-from sigmanens import measures
-from sigmanens.prediction import log_mean_exp
+from sigmanens.diversity import measures
+from sigmanens.ensemble.prediction import log_mean_exp
 
 problems = st.builds(
     draw_members,

@@ -13,8 +13,8 @@ from tests.evaluation.draws import draw_logits
 from tests.oracles import metrics as oracle
 
 from sigmanens import evaluation as ev
+from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import InputError, NonFiniteError
-from sigmanens.prediction import Prediction
 
 SCORES = [
     "max_softmax",

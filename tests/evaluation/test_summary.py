@@ -10,8 +10,8 @@ import torch
 from tests.evaluation.draws import draw_logits, draw_members
 
 from sigmanens import evaluation as ev
-from sigmanens import measures
-from sigmanens.prediction import log_mean_exp
+from sigmanens.diversity import measures
+from sigmanens.ensemble.prediction import log_mean_exp
 
 KEYS = {
     "n",

@@ -23,9 +23,10 @@ from torch import nn
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
+from sigmanens.conversion.heads import find_heads
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.evaluation import apply_temperature, fit_temperature, nll
-from sigmanens.heads import find_heads
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
 from sigmanens.lab.bench.gather import _add_findings, choose
@@ -39,7 +40,6 @@ from sigmanens.lab.cli import main
 from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
 from sigmanens.lab.report import verdict
 from sigmanens.lab.runs import read_config, read_metrics
-from sigmanens.prediction import log_mean_exp
 
 TINY = BenchConfig(
     study="tiny",

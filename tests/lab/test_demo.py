@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import ConfigError, NonFiniteError, RunError
 from sigmanens.evaluation import metrics
 from sigmanens.lab import demo
@@ -24,7 +25,6 @@ from sigmanens.lab.config import DemoConfig
 from sigmanens.lab.demo import run_demo
 from sigmanens.lab.report import verdict
 from sigmanens.lab.runs import read_config, read_metrics
-from sigmanens.prediction import log_mean_exp
 
 TINY = DemoConfig(members=2, taus=(0.5,), train=60, epochs=2, width=4, seeds=1, workers=1)
 METHODS = ["single", "single_temperature", "deep_ensemble", "film", "sigmanens_lambda0"]

@@ -13,7 +13,7 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("plotly")
 pytest.importorskip("rich")
 
-from sigmanens import theory
+from sigmanens.diversity import theory
 from sigmanens.errors import ConfigError, DiversityError
 from sigmanens.lab.cli import main
 from sigmanens.lab.explain import ExplainConfig, explain

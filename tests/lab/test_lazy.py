@@ -206,7 +206,7 @@ def trained(examples: Labelled, recipe: Recipe) -> dict[str, Tensor]:
     from sigmanens.baselines import SeparateNetworks
     from sigmanens.lab.backbones import build_backbone
     from sigmanens.lab.training import train_network
-    from sigmanens.objective import EnsembleLoss
+    from sigmanens.training.loss import EnsembleLoss
 
     torch.manual_seed(0)
     network = SeparateNetworks([build_backbone("digits", width=4, in_channels=3)])

@@ -24,6 +24,7 @@ from tests.lab.pictures import digits_rgb, write_digits, write_noise, write_spli
 
 from sigmanens import EnsembleLoss
 from sigmanens.baselines import SeparateNetworks
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import (
     CheckpointError,
     ConfigError,
@@ -50,7 +51,6 @@ from sigmanens.lab.digits import Labelled
 from sigmanens.lab.pipeline import evaluate_run, load_run, train_run
 from sigmanens.lab.runs import read_config, read_metrics
 from sigmanens.lab.training import train_network
-from sigmanens.prediction import log_mean_exp
 
 MEAN, STD = [0.3, 0.7, 0.15], [0.35, 0.35, 0.2]
 TIMES = ("train_seconds", "seconds", "environment")

@@ -18,6 +18,8 @@ from tests.lab.small import ensemble, network, penalised
 
 from sigmanens import EnsembleLoss, SigmaEnsemble, diversity
 from sigmanens.baselines import SeparateNetworks, mimo
+from sigmanens.ensemble.features import head_weights, member_features
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
 from sigmanens.evaluation import intervals, metrics, ood, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
@@ -25,7 +27,6 @@ from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
 from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.summary import summarize
 from sigmanens.evaluation.vim import ViM
-from sigmanens.features import head_weights, member_features
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
 from sigmanens.lab.report import console_table
 from sigmanens.lab.report.reading import read_study
@@ -38,7 +39,6 @@ from sigmanens.lab.rows import (
     tempered,
 )
 from sigmanens.lab.training import Recipe, train_network
-from sigmanens.prediction import log_mean_exp
 
 RECIPE = Recipe(epochs=8, batch_size=40, lr=0.2, weight_decay=0.0)
 

@@ -11,11 +11,11 @@ pytest.importorskip("sklearn")
 
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature
 from sigmanens.lab.bench.under_corruption import clustered_mean, measure_corrupted
 from sigmanens.lab.digits import Labelled
-from sigmanens.prediction import log_mean_exp
 
 KINDS = ("fog", "snow", "blur")
 TEMPERATURE = 1.7

@@ -63,7 +63,7 @@ def test_one_network_compiles_and_is_exported() -> None:
 def test_a_runtime_may_differ_by_rounding_only(
     rounding: float, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sigmanens.onnx.TOLERANCE", 0.0)  # so that any difference counts
+    monkeypatch.setattr("sigmanens.export.onnx.TOLERANCE", 0.0)  # so that any difference counts
     monkeypatch.setattr(behaviours, "_rounding", lambda ensemble, work: rounding)
     work = Subject(BY_ID["torch/MLP, BatchNorm1d"])
     assert cell(behaviours.onnx, work)[0].startswith(content)

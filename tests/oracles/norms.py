@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens import SigmaEnsemble
-from sigmanens.heads import MemberHeads
+from sigmanens.conversion.heads import MemberHeads
 from sigmanens.norms import MemberBatchNorm, SigmaNorm
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

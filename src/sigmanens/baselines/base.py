@@ -9,12 +9,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sigmanens.audit import norms_are_trained
+from sigmanens.conversion.audit import norms_are_trained
+from sigmanens.conversion.rules import is_norm
+from sigmanens.ensemble.inputs import (
+    batch_size,
+    find_batched,
+    input_tree,
+    resolve_batch_dims,
+    split_tree,
+)
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError, MissingPackageError
-from sigmanens.inputs import batch_size, find_batched, input_tree, resolve_batch_dims, split_tree
-from sigmanens.members import expand
-from sigmanens.prediction import logits_of
-from sigmanens.rules import is_norm
+from sigmanens.passes.trees import expand
 
 __all__ = [
     "Rival",

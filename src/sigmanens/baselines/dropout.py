@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from sigmanens.baselines.base import Rival, base_network, check_count
+from sigmanens.conversion.heads import find_heads
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
-from sigmanens.heads import find_heads
-from sigmanens.prediction import logits_of
 from sigmanens.seeding import device_of, own_random_state, seed_device
 
 __all__ = ["MCDropout", "mc_dropout"]

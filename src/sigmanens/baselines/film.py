@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sigmanens.baselines.base import base_network
-from sigmanens.convert import convert
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.convert import convert
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 
 __all__ = ["film_ensemble"]

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sigmanens.baselines.base import Rival, base_network, check_count, import_library
 from sigmanens.baselines.layers import last_layer
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
-from sigmanens.prediction import logits_of
 
 __all__ = ["LastLayerLaplace", "laplace"]
 

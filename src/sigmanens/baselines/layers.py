@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from sigmanens.baselines.base import import_library
+from sigmanens.conversion.heads import find_heads
 from sigmanens.errors import ConversionError, HeadNotFoundError
-from sigmanens.heads import find_heads
 
 __all__ = [
     "conv_sizes",

@@ -24,9 +24,9 @@ from sigmanens.baselines.base import (
     repeated,
     unfolded,
 )
+from sigmanens.conversion.heads import find_heads, member_heads
 from sigmanens.errors import ConversionError, InputError
-from sigmanens.heads import find_heads, member_heads
-from sigmanens.members import MemberAxis
+from sigmanens.passes.context import MemberAxis
 from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["LoRAEnsemble", "lora_ensemble"]

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigmanens.audit import LayerSelector
 from sigmanens.baselines.base import base_network, check_count
-from sigmanens.convert import convert
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.conversion.audit import LayerSelector
+from sigmanens.conversion.blocks import select
+from sigmanens.ensemble.convert import convert
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.norms import SigmaNorm
-from sigmanens.selection import select
 
 __all__ = ["fixed_masks"]
 
@@ -48,8 +48,8 @@ def fixed_masks(
         members: M ≥ 1.
         keep: k, an integer from 1 to M, or the share k/M as a float in (0, 1], rounded to at
             least one owner.
-        layers: R: "auto" (the paper's rule, see :mod:`sigmanens.selection`), "all", a regex, names
-            or a callable.
+        layers: R: "auto" (the paper's rule, see :mod:`sigmanens.conversion.blocks`), "all", a
+            regex, names or a callable.
         generator: source of scales, heads and masks.
         options: further options of :func:`sigmanens.convert` but ``layers`` and ``scale``.
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sigmanens.baselines.base import Rival, base_network, check_count
 from sigmanens.baselines.layers import first_layer, last_layer
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import ConversionError, InputError
-from sigmanens.prediction import logits_of
 from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["MIMO", "mimo"]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.baselines.base import Rival, base_network, check_count, is_trained, unfolded
+from sigmanens.conversion.heads import find_heads, member_heads
 from sigmanens.errors import InputError
-from sigmanens.heads import find_heads, member_heads
-from sigmanens.members import MemberAxis, join
+from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.trees import join
 from sigmanens.seeding import seeded
 
 __all__ = ["HeadsOnly", "ParallelHeads", "heads_only"]

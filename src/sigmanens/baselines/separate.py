@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
-from sigmanens.prediction import logits_of
 
 __all__ = ["SeparateNetworks"]
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from sigmanens.baselines.base import base_network
 from sigmanens.baselines.separate import SeparateNetworks
+from sigmanens.conversion.heads import find_heads, fresh_head
+from sigmanens.conversion.rules import is_norm
 from sigmanens.errors import InputError, NoNormError
-from sigmanens.heads import find_heads, fresh_head
-from sigmanens.rules import is_norm
 from sigmanens.seeding import own_seed, seeded
 
 __all__ = ["norm_tuning"]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigmanens import measures
+from sigmanens.diversity import measures
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import NonFiniteError
 from sigmanens.evaluation.metrics import as_floats, as_labels, check_rows_sum_to_one
-from sigmanens.prediction import log_mean_exp
 
 
 def as_member_log_probs(member_log_probs: Any) -> Tensor:

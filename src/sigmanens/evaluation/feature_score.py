@@ -1,8 +1,8 @@
 """OOD scores fitted on features of training samples, per member and pooled: what they share.
 
 Every score here is **higher for samples that look more OOD**. Features are what the members' heads
-are given (:func:`sigmanens.features.member_features`): (M, N, D), or (N, D) for one network. All is
-computed in float64 on the device of the features.
+are given (:func:`sigmanens.ensemble.features.member_features`): (M, N, D), or (N, D) for one
+network. All is computed in float64 on the device of the features.
 
 Members have features of their own, on scales of their own. :meth:`FeatureScore.member_scores` gives
 each member's score as published; :meth:`FeatureScore.score` pools them.
@@ -52,7 +52,8 @@ class FeatureScore(ABC):
             features: (M, N, D), or (N, D) for one network.
             labels: (N,), integers; needed by the Mahalanobis scores.
             head: weight (M, C, D) and bias (M, C) of the layer that turns features into logits
-                (:func:`sigmanens.features.head_weights`), without M for one network; needed by ViM.
+                (:func:`sigmanens.ensemble.features.head_weights`), without M for one network;
+                needed by ViM.
 
         Returns:
             itself.

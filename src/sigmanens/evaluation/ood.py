@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import InputError
 from sigmanens.evaluation.diversity import as_member_logits, sample_modulation, sample_slices
 from sigmanens.evaluation.metrics import as_floats
-from sigmanens.prediction import log_mean_exp
 
 
 def auroc(in_scores: Any, out_scores: Any) -> float:

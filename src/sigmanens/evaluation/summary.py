@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import diversity, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature
-from sigmanens.prediction import log_mean_exp
 
 _MEMBER_MEASURES: dict[str, Callable[[Tensor, Tensor], float]] = {
     "member_nll": diversity.member_nll,

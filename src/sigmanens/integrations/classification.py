@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import InputError
-from sigmanens.objective import EnsembleLoss
-from sigmanens.prediction import Prediction, logits_of
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput"]
 
@@ -59,7 +59,7 @@ class EnsembleForClassification(nn.Module):
         if not isinstance(ensemble, SigmaEnsemble):
             raise InputError(
                 f"got a {type(ensemble).__name__} in the place of the ensemble; expected the "
-                "SigmaEnsemble that sigmanens.convert returns"
+                "SigmaEnsemble that sigmanens.ensemble.convert returns"
             )
         config = getattr(ensemble.network, "config", None)
         if config is not None:

@@ -12,17 +12,16 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from sigmanens import diagnosis, measures
-from sigmanens.diagnosis import Finding, Limits
-from sigmanens.diversity import Diversity
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.diversity import Diversity, diagnosis, measures
+from sigmanens.diversity.diagnosis import Finding, Limits
+from sigmanens.diversity.probes import dropout_disagreement, nlls, pull_norms
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.inputs import call_arguments
+from sigmanens.ensemble.prediction import Prediction, logits_of
+from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.inputs import call_arguments
 from sigmanens.integrations.lightning import EnsembleModule
-from sigmanens.objective import EnsembleLoss
-from sigmanens.prediction import Prediction, logits_of
-from sigmanens.probes import dropout_disagreement, nlls, pull_norms
-from sigmanens.verify import evaluating
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["DiversityMonitor", "inputs_and_labels"]
 
@@ -59,7 +58,7 @@ class DiversityMonitor(Callback):
     (M, B, C), and has no measures of scales; linear scales have no owners and no saturation, one
     member has no measure at all.
 
-    Five :class:`SigmaNensWarning`, each once a training, see :mod:`sigmanens.diagnosis`:
+    Five :class:`SigmaNensWarning`, each once a training, see :mod:`sigmanens.diversity.diagnosis`:
 
     * *one model*, on the validation batch after ``first_steps``: the members answer alike, or
       differ less than one of them does from itself under dropout. Averaging gains nothing.
@@ -77,7 +76,7 @@ class DiversityMonitor(Callback):
             of every validation, for which the Lightning module needs a ``validation_step``.
         first_steps: optimizer steps that count as the start.
         disagreement, relative_modulation, same_cosine, parted_cosine, saturated, outweighs:
-            thresholds, see :class:`sigmanens.diagnosis.Limits`.
+            thresholds, see :class:`sigmanens.diversity.diagnosis.Limits`.
         single_nll: NLL of one network, trained in the same way, on the validation batch, nats.
         unpack: ``batch -> (x, y)``, y class indices (B,); :func:`inputs_and_labels` by default.
         prefix: of the logged names.
@@ -85,7 +84,7 @@ class DiversityMonitor(Callback):
     Attributes:
         history: every measurement as a dict, "step" among its keys; loggers get those of the scales
             at ``log_every_n_steps`` only.
-        findings: what has been warned of, see :class:`sigmanens.diagnosis.Finding`.
+        findings: what has been warned of, see :class:`sigmanens.diversity.diagnosis.Finding`.
 
     Raises:
         InputError: if ``first_steps`` is below 1 or a threshold is out of range.

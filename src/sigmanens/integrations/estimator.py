@@ -20,14 +20,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.convert import convert
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
-from sigmanens.objective import EnsembleLoss
-from sigmanens.optimizer import param_groups
-from sigmanens.prediction import Prediction, logits_of
+from sigmanens.training.groups import param_groups
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["SigmaEnsembleClassifier", "Uncertainty"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from sigmanens.checkpoint import save_pretrained, write_atomic
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import CheckpointError, InputError
-from sigmanens.objective import EnsembleLoss
+from sigmanens.saving.checkpoint import write_atomic
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["Metrics", "model_card", "save_folder"]
 
@@ -64,7 +64,7 @@ def save_folder(
         datasets=datasets,
         loss_fn=loss_fn,
     )
-    weights = save_pretrained(ensemble, directory, shared)
+    weights = ensemble.save_pretrained(directory, shared)
     for part in (ensemble.base_config, processor):
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(directory)

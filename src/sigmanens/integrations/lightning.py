@@ -10,12 +10,12 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from sigmanens import measures
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.diversity import measures
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
 from sigmanens.integrations.scores import Scores
-from sigmanens.objective import EnsembleLoss, param_groups
-from sigmanens.prediction import logits_of
+from sigmanens.training.loss import EnsembleLoss, param_groups
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "EnsembleModule"]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import InputError
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.diversity import jensen_gap
-from sigmanens.prediction import Prediction
 
 __all__ = ["Scores"]
 

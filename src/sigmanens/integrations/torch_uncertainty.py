@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import InputError
-from sigmanens.prediction import Prediction, logits_of
 
 __all__ = ["RoutineAdapter"]
 
@@ -46,7 +46,7 @@ class RoutineAdapter(nn.Module):
         if not isinstance(ensemble, SigmaEnsemble):
             raise InputError(
                 f"got a {type(ensemble).__name__} in the place of the ensemble; expected the "
-                "SigmaEnsemble that sigmanens.convert returns"
+                "SigmaEnsemble that sigmanens.ensemble.convert returns"
             )
         self.ensemble = ensemble
         self.average = average

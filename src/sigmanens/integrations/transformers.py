@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
-from sigmanens import measures
-from sigmanens.checkpoint import is_checkpoint, load_into, save_pretrained, write_atomic
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.diversity import measures
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
 from sigmanens.integrations.hub import save_folder
-from sigmanens.objective import EnsembleLoss, check_optimizer, param_groups
+from sigmanens.saving.checkpoint import is_checkpoint, write_atomic
+from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
 
@@ -237,7 +237,7 @@ class EnsembleTrainer(Trainer):
             if not self.args.should_save:
                 return
             folder = Path(output_dir or str(self.args.output_dir))
-            save_pretrained(self.ensemble, folder)
+            self.ensemble.save_pretrained(folder)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
             torch.save(self.args, folder / "training_args.bin")
@@ -252,14 +252,14 @@ class EnsembleTrainer(Trainer):
         if self.loss_fn.diversity is not None and kept.exists():
             self.loss_fn.diversity.load_state_dict(json.loads(kept.read_text(encoding="utf-8")))
         if is_checkpoint(resume_from_checkpoint):
-            load_into(self.ensemble, resume_from_checkpoint)
+            self.ensemble.load_checkpoint(resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
         if best is not None and is_checkpoint(best):
-            load_into(self.ensemble, best)
+            self.ensemble.load_checkpoint(best)
         else:
             super()._load_best_model()
 

@@ -178,7 +178,7 @@ class Recipe:
 
 @dataclass
 class EnsembleConfig:
-    """The conversion (see ``sigmanens.convert``).
+    """The conversion (see ``sigmanens.ensemble.convert``).
 
     Attributes:
         members: M.

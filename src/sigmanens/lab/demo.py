@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 
 from sigmanens.baselines import SeparateNetworks, film_ensemble
-from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
+from sigmanens.ensemble.convert import convert
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.config import DemoConfig, Recipe
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
@@ -30,7 +30,7 @@ from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
 from sigmanens.lab.runs import Run, environment
 from sigmanens.lab.training import members_of, parameters, train_network
 from sigmanens.lab.workers import run_jobs
-from sigmanens.objective import EnsembleLoss
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["DemoConfig", "run_demo"]
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from sigmanens import theory
-from sigmanens.errors import ConfigError
-from sigmanens.split import (
+from sigmanens.diversity import theory
+from sigmanens.diversity.forces import (
     OPTIMIZERS,
     Optimizer,
     equal_sharing_curvature,
@@ -22,6 +21,7 @@ from sigmanens.split import (
     steps_to,
     trajectory,
 )
+from sigmanens.errors import ConfigError
 
 __all__ = ["ExplainConfig", "Explanation", "Setting", "as_config", "explain"]
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import ConfigError, RunError
+from sigmanens.export.onnx import export_onnx
+from sigmanens.export.program import export_program
 from sigmanens.lab.pipeline import load_trained
-from sigmanens.onnx import export_onnx
-from sigmanens.program import export_program
+from sigmanens.saving.checkpoint import write_atomic
 
 __all__ = ["FORMATS", "export_run"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sigmanens import diagnosis
-from sigmanens.diagnosis import Finding
+from sigmanens.diversity import diagnosis
+from sigmanens.diversity.diagnosis import Finding
 
 __all__ = ["row_findings"]
 
@@ -18,7 +18,7 @@ def row_findings(
     single_nll: float | None = None,
     epochs: Sequence[Mapping[str, Any]] = (),
 ) -> list[Finding]:
-    """The findings of :mod:`sigmanens.diagnosis` for one row; what it lacks is not looked at.
+    """The findings of :mod:`sigmanens.diversity.diagnosis` for one row.
 
     Args:
         row: of an ensemble; its ``nll`` stands for the entropy, which no row has.

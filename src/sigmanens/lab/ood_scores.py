@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sigmanens.ensemble.features import head_weights, member_features
 from sigmanens.errors import HeadNotFoundError, InputError, SigmaNensWarning
 from sigmanens.evaluation import ood
 from sigmanens.evaluation.feature_score import FeatureScore
 from sigmanens.evaluation.mahalanobis import Mahalanobis, RelativeMahalanobis
 from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.vim import ViM
-from sigmanens.features import head_weights, member_features
 from sigmanens.lab.batched import by_batches
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
@@ -38,7 +38,7 @@ def feature_reader(
     """Read features batch by batch, in evaluation mode, without gradients; texts by length.
 
     Args:
-        network: as for :func:`sigmanens.features.member_features`.
+        network: as for :func:`sigmanens.ensemble.features.member_features`.
         batch: pictures in a pass.
         head_name: where the head is, if it is not found by itself.
 
@@ -58,7 +58,7 @@ def feature_options(
     their own (MIMO has one head for all) or whose head is of a library's own kind.
 
     Args:
-        network: as for :func:`sigmanens.features.member_features`.
+        network: as for :func:`sigmanens.ensemble.features.member_features`.
         train: training pictures to fit the scores on; a few thousand will do.
         batch: pictures in a pass.
         head_name: where the head is, if it is not found by itself.

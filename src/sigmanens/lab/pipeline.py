@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import sigmanens
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.convert import convert
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.backbones.registry import check_trained_head
@@ -29,7 +29,7 @@ from sigmanens.lab.report import write_report
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits, tempered
 from sigmanens.lab.runs import Run, environment, read_config, read_metrics
 from sigmanens.lab.training import TrainingResult, drawn, members_of, parameters, train_network
-from sigmanens.objective import EnsembleLoss
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["evaluate_run", "load_run", "load_trained", "train_run"]
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sigmanens import measures
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.diversity import measures
+from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import InputError, NonFiniteError
 from sigmanens.evaluation import intervals, metrics, risk
 from sigmanens.evaluation.calibration import apply_temperature, calibrated_nll, fit_temperature
@@ -22,8 +23,6 @@ from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_histograms import ood_histograms
 from sigmanens.lab.ood_scores import MemberFeatures, OodScores, feature_options, feature_reader
-from sigmanens.prediction import log_mean_exp
-from sigmanens.selection import as_ensemble
 
 __all__ = [
     "EvaluationData",
@@ -159,7 +158,7 @@ def evaluate(
             those of logits: ``mahalanobis``, ``relative_mahalanobis``, ``knn``, and ``vim`` given a
             head; pooled over members, the members' own AUROC as ``member_auroc`` in the detail.
         train: training pictures that those scores are fitted on.
-        head: weight (M, K, D) and bias (M, K) (:func:`sigmanens.features.head_weights`).
+        head: weight (M, K, D) and bias (M, K) (:func:`sigmanens.ensemble.features.head_weights`).
 
     Raises:
         InputError: if features come without train, or a feature score cannot be fitted.

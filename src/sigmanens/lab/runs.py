@@ -20,9 +20,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 import sigmanens
-from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.plain import to_json
+from sigmanens.saving.checkpoint import write_atomic
 
 __all__ = ["Run", "environment", "read_config", "read_metrics"]
 

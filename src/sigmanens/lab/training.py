@@ -21,13 +21,13 @@ import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
 from torch import Tensor, nn
 
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ConfigError, DataError, RunError
 from sigmanens.integrations.lightning import EnsembleModule
 from sigmanens.lab.config import Recipe
 from sigmanens.lab.data import LazyPictures, augment_flip_crop, batches, take
 from sigmanens.lab.digits import Labelled
-from sigmanens.objective import EnsembleLoss
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = [
     "Recipe",

@@ -23,7 +23,7 @@ from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.report.naming import label
 from sigmanens.lab.training import parameters, steps_of_epoch
-from sigmanens.objective import EnsembleLoss
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["Cost", "cost_of", "cost_table", "multiply_adds"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
@@ -22,7 +23,6 @@ from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_scores import feature_options
 from sigmanens.lab.rows import EvaluationData, evaluate, member_logits
 from sigmanens.lab.training import members_of, parameters
-from sigmanens.prediction import log_mean_exp
 
 __all__ = ["FITTED_ON", "measure_outcome", "prediction_name"]
 

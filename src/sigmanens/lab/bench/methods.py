@@ -12,8 +12,8 @@ from torch import nn
 
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.ensemble import SigmaEnsemble
-from sigmanens.heads import find_heads, fresh_head
+from sigmanens.conversion.heads import find_heads, fresh_head
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered

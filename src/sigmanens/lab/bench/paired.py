@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import apply_temperature, metrics
 from sigmanens.evaluation.intervals import Interval
 from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.bench.under_corruption import clustered_mean
-from sigmanens.prediction import log_mean_exp
 
 __all__ = ["kept_pairs", "paired"]
 

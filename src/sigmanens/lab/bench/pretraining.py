@@ -14,13 +14,13 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_base_pictures
 from sigmanens.lab.training import train_network
-from sigmanens.objective import EnsembleLoss
+from sigmanens.saving.checkpoint import write_atomic
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["Base", "build_base", "train_base"]
 

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from sigmanens.checkpoint import write_atomic
 from sigmanens.errors import RunError, SigmaNensError
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.gather import gather
@@ -30,6 +29,7 @@ from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.runs import Run, read_config, read_metrics
 from sigmanens.lab.workers import run_jobs
+from sigmanens.saving.checkpoint import write_atomic
 
 __all__ = ["EXTENDABLE", "Execute", "Job", "run_bench", "run_trial"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature
 from sigmanens.evaluation.intervals import Interval, bootstrap
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import MemberLogits
-from sigmanens.prediction import log_mean_exp
 
 __all__ = ["brief", "clustered_mean", "measure_corrupted"]
 

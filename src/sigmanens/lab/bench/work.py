@@ -12,10 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from sigmanens.checkpoint import write_atomic
-from sigmanens.convert import convert
 from sigmanens.diversity import Diversity
-from sigmanens.ensemble import SigmaEnsemble
+from sigmanens.ensemble.convert import convert
+from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
@@ -23,7 +22,8 @@ from sigmanens.lab.bench.material import Material
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.config import Recipe
 from sigmanens.lab.training import TrainingResult, drawn, train_network
-from sigmanens.objective import EnsembleLoss
+from sigmanens.saving.checkpoint import write_atomic
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["Workshop"]
 

@@ -1,0 +1,1 @@
+"""From a network to member-specific norms and heads, and back to plain networks."""

@@ -1,0 +1,255 @@
+"""From a plan to an ensemble: swap the norms and heads of a network for those of M members."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
+from sigmanens.conversion.blocks import paper_rule
+from sigmanens.conversion.config import Plan
+from sigmanens.conversion.fingerprint import shared_fingerprints
+from sigmanens.conversion.guards import forbid_fusing
+from sigmanens.conversion.heads import MemberHeads, member_heads
+from sigmanens.conversion.rules import NormRule, Rule
+from sigmanens.errors import ConversionError, SigmaNensWarning
+from sigmanens.norms import MemberNorm, SigmaNorm
+from sigmanens.norms.inits import initial_affine
+from sigmanens.norms.scales import adopt_hooks
+from sigmanens.passes.context import MemberAxis
+
+__all__ = ["Converted", "build"]
+
+
+@dataclass
+class Converted:
+    """A network whose norms and heads are those of M members.
+
+    Attributes:
+        network: the converted network.
+        axis: the member axis that all its layers share.
+        plan: how it was built; what a checkpoint stores.
+        report: audit of the conversion.
+        patches: (module, attribute, former value) of what was switched off for the members.
+        base_fingerprint: of the shared tensors at conversion, by state-dict key.
+    """
+
+    network: nn.Module
+    axis: MemberAxis
+    plan: Plan
+    report: ConversionReport
+    patches: list[tuple[str, str, Any]] = field(default_factory=list)
+    base_fingerprint: dict[str, int] = field(default_factory=dict)
+
+
+def build(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    in_place: bool = False,
+    generator: torch.Generator | None = None,
+    audited: tuple[list[NormEntry], Mapping[str, Rule]] | None = None,
+) -> Converted:
+    """Build the network a plan describes from its base.
+
+    Args:
+        model: the base.
+        plan: what to build.
+        in_place: change the base itself rather than a copy.
+        generator: source of the random scales and fresh heads.
+        audited: what :func:`sigmanens.audit.audit` found for this plan; found anew by default.
+    """
+    base_parameters = sum(p.numel() for p in model.parameters())
+    if audited is None:
+        audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+    entries, rules = audited
+    kind = type(model)
+    axis = MemberAxis(plan.members)
+    network = model if in_place else copy.deepcopy(model)
+    # All that can fail comes before the network is touched, so that convert_ never leaves half.
+    places = _replacements(network, plan, entries, rules, axis, generator)
+    for name, new in places:
+        if name == "":
+            network = new
+            continue
+        parent, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(parent), leaf, new)
+    patches = _disable_fused_paths(network)
+    forbid_fusing(network)
+    if plan.train == "members":
+        _train_members_only(network)
+    report = ConversionReport(
+        model=kind.__name__,
+        members=plan.members,
+        norms=entries,
+        init=plan.init,
+        scale=plan.scale,
+        shift=_shift_word(network),
+        head=plan.head,
+        heads=plan.heads,
+        schedule=plan.schedule,
+        base_parameters=base_parameters,
+    )
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
+    report.regularised_rule, chosen = paper_rule(network, norms)
+    report.regularised = tuple(chosen)
+    report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
+    if plan.train == "members" and plan.head == "shared":
+        report.notes.append(
+            "train='members' with head='shared': the one head is no member's own and stays frozen, "
+            "as the rest of the base. For heads that train: head='copy' or head='fresh'"
+        )
+    _warn_of_mixing(network, entries, rules, report)
+    return Converted(network, axis, plan, report, patches, shared_fingerprints(network))
+
+
+def _replacements(
+    network: nn.Module,
+    plan: Plan,
+    entries: list[NormEntry],
+    rules: Mapping[str, Rule],
+    axis: MemberAxis,
+    generator: torch.Generator | None,
+) -> list[tuple[str, nn.Module]]:
+    """New modules by dotted name; tied modules get one replacement under all their names."""
+    modules = dict(network.named_modules(remove_duplicate=False))
+    like = next((t for t in network.state_dict().values() if _floating(t)), None)
+    made: dict[int, nn.Module] = {}
+    places: list[tuple[str, nn.Module]] = []
+
+    def place(name: str, make: Callable[[nn.Module], nn.Module]) -> None:
+        source = modules[name]
+        if id(source) not in made:
+            made[id(source)] = make(source)
+        places.append((name, made[id(source)]))
+
+    for name in plan.norms:
+        place(name, lambda m, n=name: _sigma_norm(m, n, rules[n], axis, plan, generator, like))  # type: ignore[misc]
+    heads = tuple(f"{h}." for h in plan.heads)
+    for entry in entries:
+        if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
+            continue
+        rule = rules[entry.name]
+        if isinstance(rule, NormRule) and rule.keep is not None:
+            place(
+                entry.name,
+                lambda m, n=entry.name, keep=rule.keep: _settled(keep(m, axis, like), m, n, like),  # type: ignore[misc]
+            )
+    for name in plan.heads:
+        place(name, lambda m, n=name: member_heads(m, plan.head, axis, n, generator))  # type: ignore[misc]
+    return places
+
+
+def _sigma_norm(
+    source: nn.Module,
+    name: str,
+    rule: Rule,
+    axis: MemberAxis,
+    plan: Plan,
+    generator: torch.Generator | None,
+    like: Tensor | None,
+) -> nn.Module:
+    if not isinstance(rule, NormRule):
+        raise ConversionError(f"norm '{name}': {rule}")
+    weight, bias = rule.scale(source), getattr(source, "bias", None)
+    tensors = [weight, *source.parameters(), *source.buffers(), like]
+    near = next((t for t in tensors if _floating(t)), None)
+    affine = initial_affine(
+        weight,
+        bias,
+        rule.shape(source),
+        axis.num_members,
+        init=plan.init,
+        scale=plan.scale,
+        shift=plan.shift,
+        generator=generator,
+        device=None if near is None else near.device,
+        dtype=None if near is None else near.dtype,
+        where=name,
+    )
+    return _settled(rule.build(source, axis, affine), source, name, near)
+
+
+def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
+    """Give the new layer its name, the mode and the hooks of the old one, and a template."""
+    if not isinstance(new, MemberNorm):
+        raise ConversionError(
+            f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
+            "expected a SigmaNorm"
+        )
+    new.where = name or "(root)"
+    theirs = set(source.modules())  # an activation taken over keeps its own mode
+    for module in new.modules():
+        if module not in theirs:
+            module.training = source.training
+    adopt_hooks(new, source)
+    new.remember(source, like)
+    return new
+
+
+def _floating(t: object) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point()
+
+
+def _disable_fused_paths(network: nn.Module) -> list[tuple[str, str, Any]]:
+    """Keep nn.TransformerEncoder(Layer) from reading norm weights past the σNorms in evaluation.
+
+    Returns:
+        what was changed as (module, attribute, former value), to be undone in plain networks.
+    """
+    patches: list[tuple[str, str, Any]] = []
+    for name, module in network.named_modules():
+        if not any(isinstance(m, MemberNorm) for m in module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            patches.append((name, "activation_relu_or_gelu", module.activation_relu_or_gelu))
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            patches.append((name, "use_nested_tensor", module.use_nested_tensor))
+            module.use_nested_tensor = False
+    return patches
+
+
+def _train_members_only(network: nn.Module) -> None:
+    network.requires_grad_(False)
+    for module in network.modules():
+        if isinstance(module, (SigmaNorm, MemberHeads)):
+            for p in module.parameters(recurse=isinstance(module, MemberHeads)):
+                p.requires_grad_(p.is_floating_point())
+
+
+def _warn_of_mixing(
+    network: nn.Module,
+    entries: list[NormEntry],
+    rules: Mapping[str, Rule],
+    report: ConversionReport,
+) -> None:
+    names = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
+    kept = [(n, network.get_submodule(n)) for n in names]
+    mixing = [n for n, m in kept if not isinstance(m, MemberNorm) and mixes_members(m, rules[n])]
+    if not mixing:
+        return
+    note = (
+        f"{len(mixing)} kept norms (first: '{mixing[0]}') take their running statistics over all "
+        "members together, for no rule says how to keep them apart. Register one with "
+        "sigmanens.conversion.rules.register_norm, or freeze them with ens.freeze_statistics()"
+    )
+    report.notes.append(note)
+    warnings.warn(note, SigmaNensWarning, stacklevel=5)
+
+
+def _shift_word(network: nn.Module) -> str:
+    shifts = {
+        "none"
+        if m.shift is None
+        else ("one per member" if m.shift.requires_grad else "the base's, shared")
+        for m in network.modules()
+        if isinstance(m, SigmaNorm)
+    }
+    return " / ".join(sorted(shifts))

@@ -1,0 +1,132 @@
+"""Norms that a walk over modules does not see, found by running the base once on an example.
+
+A network may normalise by a function (``F.layer_norm`` and kin), or compute with the weight of a
+norm module past its forward. Every such call is traced to the module whose code makes it; calls
+made within a norm module are that norm's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["FunctionalNorm", "FunctionalNorms"]
+
+_FUNCTIONS = {
+    f: name
+    for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
+    for space in (F, torch)
+    for f in [getattr(space, name, None)]
+    if f is not None
+} | {
+    torch.native_layer_norm: "layer_norm",
+    torch.native_group_norm: "group_norm",
+    torch.native_batch_norm: "batch_norm",
+}
+# Questions about a tensor, among them .device and .dtype; its values do not enter into the answer.
+_QUESTIONS = ("__get__", "dim", "size", "numel", "is_floating_point", "is_complex", "get_device")
+
+
+@dataclass(frozen=True)
+class FunctionalNorm:
+    """One call outside every norm module.
+
+    Attributes:
+        function: "layer_norm", "rms_norm", "group_norm", "batch_norm" or "instance_norm"; with an
+            owner, any function.
+        module: dotted name of the module whose code makes the call.
+        kind: its class.
+        owner: dotted name of the norm module whose weight or bias it uses, or None.
+    """
+
+    function: str
+    module: str
+    kind: str
+    owner: str | None
+
+    def __str__(self) -> str:
+        where = f"'{self.module}' ({self.kind})" if self.module else f"this {self.kind}"
+        if self.owner is not None:
+            return f"{self.function}() is called in {where} with the weight of norm '{self.owner}'"
+        statistics = ""
+        if self.function == "batch_norm":
+            statistics = (
+                ", and in training its statistics are taken over all members of a pass: use "
+                "schedule='sequential'"
+            )
+        return (
+            f"{self.function}() is called in {where}, not by a norm module: it stays shared by all "
+            f"members{statistics}"
+        )
+
+
+class FunctionalNorms(TorchFunctionMode):
+    """While active, collects in ``found`` the functional norms that a network calls.
+
+    Args:
+        network: the base.
+        norms: its norm modules by dotted name (:func:`sigmanens.conversion.audit.find_norms`).
+    """
+
+    def __init__(self, network: nn.Module, norms: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._names = {id(m): n for n, m in network.named_modules()}
+        self._norms = {id(m) for m in norms.values()}
+        self._owners = {
+            id(t): name
+            for name, norm in norms.items()
+            for t in (getattr(norm, "weight", None), getattr(norm, "bias", None))
+            if isinstance(t, Tensor)
+        }
+        self._weights = {id(p) for p in network.parameters()}
+        self.found: list[FunctionalNorm] = []
+
+    @property
+    def bypassed(self) -> dict[str, str]:
+        """Norms whose weight is used outside their forward: why they cannot be converted."""
+        return {f.owner: str(f) for f in self.found if f.owner is not None}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note the call if it is a norm's, and make it."""
+        kwargs = kwargs or {}
+        arguments = [*args, *kwargs.values()]
+        owners: set[str | None] = {self._owners[id(a)] for a in arguments if id(a) in self._owners}
+        function = _FUNCTIONS.get(func)
+        if function is not None or owners:
+            name = str(function or getattr(func, "__name__", "a function"))
+            standardised = function == "batch_norm" and id(_base(args)) in self._weights
+            if name not in _QUESTIONS and not standardised:
+                for owner in owners or {None}:
+                    self._note(name, owner, sys._getframe(1))
+        return func(*args, **kwargs)
+
+    def _note(self, function: str, owner: str | None, frame: FrameType | None) -> None:
+        caller: nn.Module | None = None
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and id(module) in self._names:
+                if id(module) in self._norms:
+                    return
+                caller = module if caller is None else caller
+            frame = frame.f_back
+        if caller is None:
+            return
+        call = FunctionalNorm(function, self._names[id(caller)], type(caller).__name__, owner)
+        if call not in self.found:
+            self.found.append(call)
+
+
+def _base(args: tuple[Any, ...]) -> Tensor | None:
+    """The tensor that a first argument is a view of: a weight, under weight standardisation."""
+    x = args[0] if args else None
+    return None if not isinstance(x, Tensor) else x if x._base is None else x._base

@@ -1,0 +1,212 @@
+"""One classification head per member, and where the head of a network is.
+
+"copy" gives each member a deep copy of the base's head module, whatever it is; "fresh" gives each
+an affine LayerNorm and a Linear, randomly initialised (arXiv 2607.23860, which leaves the kind of
+norm open); "shared" leaves the one head in place for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.errors import HeadNotFoundError
+from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.trees import join, map_tensors
+from sigmanens.seeding import own_seed, seeded
+
+__all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "head_lists", "member_heads"]
+
+HEADS = ("fresh", "copy", "shared")
+
+# Attribute under which transformers' and torchvision's classifiers keep their head.
+_TRANSFORMERS_HEADS = ("classifier", "score", "classification_head", "head", "qa_outputs")
+_TORCHVISION_HEADS = ("fc", "classifier", "heads", "head")
+
+
+class MemberHeads(nn.Module):
+    """M heads in the place of one: member m's rows of the input (k·B, …) go through head m."""
+
+    def __init__(self, heads: Sequence[nn.Module], axis: MemberAxis) -> None:
+        super().__init__()
+        self.axis = axis
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        axis = self.axis
+        axis.check()
+        k = axis.active
+        if k == 1:
+            return self.heads[axis.start](*args, **kwargs)
+        rows = _rows(args, kwargs)
+        size = rows // k
+
+        def part(i: int) -> Any:
+            def cut(x: Tensor, _: str) -> Tensor:
+                return x.narrow(0, i * size, size) if x.dim() and x.shape[0] == rows else x
+
+            a, kw = map_tensors(cut, (args, kwargs))
+            return self.heads[axis.start + i](*a, **kw)
+
+        return join([part(i) for i in range(k)], [1] * k)
+
+    def extra_repr(self) -> str:
+        return f"members={self.axis.num_members}"
+
+
+def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.ModuleList]]:
+    """Dotted name of each module that holds a head for every member, and these heads.
+
+    Args:
+        network: an ensemble on one backbone, σN-Ens or a rival.
+        members: M.
+    """
+    for name, module in network.named_modules():
+        heads = getattr(module, "heads", None)
+        if isinstance(heads, nn.ModuleList) and len(heads) == members:
+            yield name, heads
+
+
+def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    sizes: list[int] = []
+
+    def look(x: Tensor, _: str) -> Tensor:
+        if x.dim():
+            sizes.append(x.shape[0])
+        return x
+
+    map_tensors(look, (args, kwargs))
+    return sizes[0]
+
+
+def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
+    """An affine LayerNorm and a Linear of the sizes of ``head`` (a Linear), randomly initialised.
+
+    Raises:
+        HeadNotFoundError: if the head is not a Linear and holds none.
+    """
+    linear = last_linear(head)
+    if linear is None:
+        raise HeadNotFoundError(
+            f"head '{where}' is a {type(head).__name__} without a Linear; head='fresh' needs its "
+            "sizes. Use head='copy' or head='shared', or name a Linear with head_name"
+        )
+    device, dtype = linear.weight.device, linear.weight.dtype
+    fresh = nn.Sequential(  # drawn on the CPU: the same numbers on every device
+        nn.LayerNorm(linear.in_features, device="cpu"),
+        nn.Linear(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="cpu"
+        ),
+    )
+    return fresh.to(device, dtype).train(head.training)
+
+
+def last_linear(module: nn.Module) -> nn.Linear | None:
+    """The last Linear of a module in the order of registration, the module itself included."""
+    found = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    return found[-1] if found else None
+
+
+def member_heads(
+    head: nn.Module, kind: str, axis: MemberAxis, where: str, generator: torch.Generator | None
+) -> MemberHeads:
+    """M copies of ``head``, or M fresh heads of its sizes (drawn from ``generator`` if given)."""
+    members = range(axis.num_members)
+    if kind == "copy":
+        heads: list[nn.Module] = [copy.deepcopy(head) for _ in members]
+    elif generator is None:
+        heads = [*(fresh_head(head, where) for _ in members)]
+    else:
+        with own_seed(seeded(generator)):
+            heads = [fresh_head(head, where) for _ in members]
+    together = MemberHeads(heads, axis)
+    together.training = head.training
+    return together
+
+
+def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: str) -> list[str]:
+    """Dotted names of the modules that make the logits.
+
+    Looks, in this order, at ``head_name``, timm's ``get_classifier``, the attributes that
+    transformers and torchvision use, and a Linear that is the last module with parameters.
+    Under ``kind="fresh"`` a head that is not a Linear is narrowed to the last Linear within.
+
+    Raises:
+        HeadNotFoundError: if there is none by that name, or none is found.
+    """
+    names = {id(m): n for n, m in reversed(list(model.named_modules()))}
+    if head_name is not None:
+        wanted = [head_name] if isinstance(head_name, str) else list(head_name)
+        modules = dict(model.named_modules())
+        for name in wanted:
+            if not name or name not in modules:
+                last = [n for n, m in modules.items() if n and not list(m.children())][-5:]
+                raise HeadNotFoundError(
+                    f"head_name={name!r} is no module of this {type(model).__name__}; its last "
+                    f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
+                )
+        return _all_names(model, [_narrowed(model, n, kind) for n in wanted])
+
+    heads = _timm_heads(model)
+    if not heads and hasattr(getattr(model, "config", None), "num_labels"):
+        heads = [
+            h for n in _TRANSFORMERS_HEADS if isinstance(h := getattr(model, n, None), nn.Module)
+        ][:1]
+    if not heads and type(model).__module__.startswith("torchvision."):
+        children = [getattr(model, n, None) for n in _TORCHVISION_HEADS]
+        linears = [last_linear(c) for c in children if isinstance(c, nn.Module)]
+        heads.extend([h for h in linears if h is not None][:1])
+    if not heads:
+        owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+        if owners and isinstance(owners[-1], nn.Linear) and owners[-1] is not model:
+            heads = [owners[-1]]
+    if not heads or any(id(h) not in names or not names[id(h)] for h in heads):
+        linears_seen = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n]
+        hint = f"; its last Linear is '{linears_seen[-1]}'" if linears_seen else ""
+        raise HeadNotFoundError(
+            f"no classification head found in this {type(model).__name__}: its last module with "
+            f"parameters is not a Linear{hint}. Name the head with head_name=…, or use one head "
+            "for all members: head='shared'"
+        )
+    return _all_names(model, [_narrowed(model, names[id(h)], kind) for h in heads])
+
+
+def _timm_heads(model: nn.Module) -> list[nn.Module]:
+    classifier = getattr(model, "get_classifier", None)
+    if not callable(classifier):
+        return []
+    got = classifier()
+    heads = list(got) if isinstance(got, (tuple, list, nn.ModuleList)) else [got]
+    if any(isinstance(h, nn.Identity) for h in heads):
+        raise HeadNotFoundError(
+            f"this {type(model).__name__} was made without a classification head: its "
+            "get_classifier() is an Identity. Make it with num_classes, name the head with "
+            "head_name=…, or use head='shared'"
+        )
+    return [h for h in heads if isinstance(h, nn.Module)]
+
+
+def _narrowed(model: nn.Module, name: str, kind: str) -> str:
+    """Under "fresh", the last Linear within a composite head."""
+    if kind != "fresh":
+        return name
+    head = model.get_submodule(name)
+    if isinstance(head, nn.Linear) or last_linear(head) is None:
+        return name
+    inner = [n for n, m in head.named_modules() if isinstance(m, nn.Linear)][-1]
+    return f"{name}.{inner}"
+
+
+def _all_names(model: nn.Module, names: list[str]) -> list[str]:
+    """The names and every other name under which the network holds the same modules."""
+    heads = {id(model.get_submodule(n)) for n in names}
+    others = [n for n, m in model.named_modules(remove_duplicate=False) if id(m) in heads]
+    for outer in others:
+        inner = next((n for n in others if n.startswith(f"{outer}.")), None)
+        if inner is not None:
+            raise HeadNotFoundError(f"head '{inner}' lies within head '{outer}': name one of them")
+    return [*names, *(n for n in others if n not in names)]

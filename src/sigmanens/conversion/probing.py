@@ -1,0 +1,308 @@
+r"""Norms of unknown classes, recognised by what they compute and checked numerically.
+
+A module follows the protocol if, for every weight :math:`w` and bias :math:`b` of shape S,
+
+.. math:: y = \mathrm{tail}\bigl((w + o) \odot \mathrm{norm}(x) + b\bigr), \qquad o \in \{0, 1\},
+
+sample by sample and alike in training and evaluation; ``tail`` are its submodules, in their
+order. :func:`probe` asks a copy on random inputs with random weights: it finds the place of the
+scaled dimensions, :math:`o` and the tail, or says what speaks against. The module, the random
+state and the rest of the network are not touched.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from sigmanens.norms.scales import without_hooks
+from sigmanens.norms.wrapped import SigmaWrappedNorm
+
+__all__ = ["Protocol", "probe", "settings"]
+
+_TOLERANCE = 1e-4
+_ROWS = 3
+_ROWS_DEPTH = 4
+_FREE = (5, 4, 3, 2)  # sizes for the dimensions that are not scaled
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a probe found.
+
+    Attributes:
+        shape: S.
+        channels_last: whether the scaled dimensions are the last, or dimension 1.
+        neutral: the weight that leaves the normalised input as it is: 1 - o.
+        tail: names of the submodules that are applied last.
+    """
+
+    shape: tuple[int, ...]
+    channels_last: bool
+    neutral: float
+    tail: tuple[str, ...]
+
+
+class _Deviation(Exception):
+    """What speaks against the protocol, and how far the probe came before it saw that."""
+
+    def __init__(self, depth: int, reason: str) -> None:
+        super().__init__(reason)
+        self.depth = depth
+
+
+def probe(module: nn.Module) -> Protocol | str:
+    """Find out whether and how a module follows the protocol.
+
+    Args:
+        module: a norm with ``weight`` (*S) and maybe ``bias`` (*S), of any class and dtype; a
+            weight that is None is taken as 1 if the module knows its ``normalized_shape``.
+
+    Returns:
+        the finding, or what speaks against it, to go after "for".
+    """
+    reason = _unfit(module)
+    if reason:
+        return reason
+    tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
+    with _undisturbed(tensors[0].device):
+        try:
+            subject = _Subject(module)
+        except Exception as e:
+            return f"it cannot be copied ({_first_line(e)})"
+        fits: dict[tuple[int, bool], Protocol] = {}
+        best = _Deviation(-1, "")
+        for shape, last in _shapes(subject.shape):
+            try:
+                fits[len(shape), last] = subject.examine(shape, last)
+            except _Deviation as deviation:
+                best = max(best, deviation, key=lambda d: d.depth)
+    if best.depth >= _ROWS_DEPTH:  # right for some inputs, wrong for others
+        return str(best)
+    findings = set(fits.values())
+    if any((rank, not last) in fits for rank, last in fits if rank > 2):
+        return "it may scale the last dimension as well as dimension 1"
+    if len({f.channels_last for f in findings}) > 1:  # 2-D inputs do not tell the two apart
+        findings = {f for (rank, _), f in fits.items() if rank > 2} or {
+            f for f in findings if f.channels_last
+        }
+    if len(findings) > 1:
+        return "it scales another dimension for another number of dimensions"
+    return findings.pop() if findings else str(best)
+
+
+def settings(module: nn.Module) -> Hashable | None:
+    """What decides how a norm computes, its weight and bias apart; None if that cannot be told.
+
+    Two modules with equal settings follow the protocol alike, so one probe does for both: same
+    class, same plain attributes (eps, names of modes, …), same shapes of weight and bias, and no
+    buffers, submodules or further parameters, whose values may matter.
+    """
+    if module._buffers or module._modules or set(module._parameters) - {"weight", "bias"}:
+        return None
+    internal = vars(nn.Module()).keys() - {"training"}
+    own = {k: v for k, v in vars(module).items() if k not in internal}
+    if not all(isinstance(v, _PLAIN) for v in own.values()):
+        return None
+    parameters = {
+        k: None if p is None else (tuple(p.shape), p.dtype, p.device)
+        for k, p in module._parameters.items()
+    }
+    try:
+        key = (type(module), frozenset(own.items()), frozenset(parameters.items()))
+        hash(key)
+    except TypeError:  # a list within a tuple, say
+        return None
+    return key
+
+
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+
+
+def _unfit(module: nn.Module) -> str | None:
+    """What rules a module out before any forward."""
+    bias = getattr(module, "bias", None)
+    if isinstance(module, _NormBase):
+        return "it keeps statistics of the batch"
+    shape = _shape(module)
+    if shape is None:
+        return "it has no 'weight' of one value per channel"
+    if torch.Size(shape).numel() < 2:
+        return "its 'weight' has one value only, which does not tell the channels"
+    if isinstance(bias, Tensor) and tuple(bias.shape) != shape:
+        return f"its bias has shape {tuple(bias.shape)} and its weight {shape}"
+    inputs = list(inspect.signature(module.forward).parameters.values())
+    extra = [p.name for p in inputs[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if extra:
+        return f"its forward takes further inputs ({', '.join(extra)})"
+    taken = [n for n, _ in module.named_children() if hasattr(SigmaWrappedNorm, n) or n in _OWN]
+    if taken:
+        return f"its submodule '{taken[0]}' has a name that σNorm layers use"
+    return None
+
+
+def _shape(module: nn.Module) -> tuple[int, ...] | None:
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return tuple(weight.shape) if weight.is_floating_point() and weight.dim() else None
+    declared = getattr(module, "normalized_shape", None)
+    return tuple(declared) if "weight" in module._parameters and declared else None
+
+
+_OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
+
+
+def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Input shapes to try, and whether the scaled dimensions come last in them."""
+    free = tuple(n for n in _FREE if n not in scaled)
+    for count in range(3):  # (B, C) to (B, H, W, C)
+        yield (_ROWS, *free[:count], *scaled), True
+    for count in range(4 if len(scaled) == 1 else 0):  # (B, C) to (B, C, D, H, W)
+        yield (_ROWS, *scaled, *free[:count]), False
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast, no warnings, and the random state as before."""
+    cards = [device] if device.type == "cuda" else []
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=cards),
+        torch.autocast(device.type, enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _Subject:
+    """Copies of a module in float32: whole, and without the submodules it applies last."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.whole = without_hooks(module).float().requires_grad_(False)
+        shape = _shape(module)
+        assert shape is not None
+        self.tail = tuple(n for n, _ in self.whole.named_children())
+        self.affine_free = self.whole.weight is None
+        self.device = next((t.device for t in self.whole.buffers()), torch.device("cpu"))
+        if self.affine_free:
+            ones = torch.ones(shape, device=self.device)
+            self.whole.weight = nn.Parameter(ones, requires_grad=False)
+        else:
+            self.device = self.whole.weight.device  # type: ignore[assignment]
+        self.bare = copy.deepcopy(self.whole)
+        for name in self.tail:
+            setattr(self.bare, name, nn.Identity())
+        self.shape = shape
+        self.has_bias = isinstance(getattr(self.whole, "bias", None), Tensor)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def examine(self, shape: tuple[int, ...], last: bool) -> Protocol:
+        """The finding for inputs of one shape; raises _Deviation."""
+        x = self._draw(shape) * 1.5 + 0.3
+        nothing = self.answer(0.0, 0.0, x)
+        normalised = self.answer(1.0, 0.0, x) - nothing
+        size = float(normalised.abs().amax())
+        if not 0 < size < float("inf"):
+            raise _Deviation(1, "its weight does not act on its output")
+        offset = 0.0
+        if not _close(nothing, torch.zeros(()), size):
+            if not _close(nothing, normalised, size):
+                raise _Deviation(2, "with a weight of 0 it answers more than its bias")
+            offset = 1.0
+        weight = self._draw(self.shape) * 3
+        bias = self._draw(self.shape) if self.has_bias else torch.zeros_like(weight)
+        y = self.answer(weight, bias, x)
+        expected = _along(weight + offset, y, last) * normalised + _along(bias, y, last)
+        if not _close(y, expected, 3 * size):
+            where = "last dimension" if last else "dimension 1"
+            raise _Deviation(3, f"its output is not weight ⊙ norm(x) + bias along the {where}")
+        self._check_rows(x, y, weight, bias)
+        self._check_training(x, y, weight, bias)
+        self._check_tail(x, weight, bias)
+        if self.affine_free and offset:
+            raise _Deviation(7, "without a weight it answers otherwise than with a weight of 1")
+        return Protocol(self.shape, last, 1.0 - offset, self.tail)
+
+    def answer(
+        self, weight: Tensor | float, bias: Tensor | float, x: Tensor, training: bool = False
+    ) -> Tensor:
+        """Output of the module without its tail; of x's shape, or _Deviation."""
+        y = self._run(self.bare, weight, bias, x, training)
+        if y.shape != x.shape:
+            raise _Deviation(0, f"it answers {tuple(x.shape)} with shape {tuple(y.shape)}")
+        return y
+
+    def _run(
+        self,
+        module: nn.Module,
+        weight: Tensor | float,
+        bias: Tensor | float,
+        x: Tensor,
+        training: bool,
+    ) -> Tensor:
+        module.train(training)
+        try:
+            module.weight.copy_(torch.as_tensor(weight))  # type: ignore[operator]
+            if self.has_bias:
+                module.bias.copy_(torch.as_tensor(bias))  # type: ignore[operator]
+            y = module(x.clone())
+        except Exception as e:
+            raise _Deviation(0, f"it fails on {x.dim()}-D inputs ({_first_line(e)})") from e
+        if not isinstance(y, Tensor):
+            raise _Deviation(0, f"it answers with a {type(y).__name__}, not a tensor")
+        return y.float()
+
+    def _check_rows(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+        others = x.clone()
+        others[1:] = self._draw(tuple(others[1:].shape)) * 4 - 2
+        for rows in (others, x[:1]):
+            if not _close(self.answer(weight, bias, rows)[:1], y[:1], float(y.abs().amax())):
+                raise _Deviation(
+                    _ROWS_DEPTH, "the output for a sample depends on the other samples"
+                )
+
+    def _check_training(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+        before = {n: b.clone() for n, b in self.bare.named_buffers()}
+        trained = self.answer(weight, bias, x, training=True)
+        if not _close(trained, y, float(y.abs().amax())):
+            raise _Deviation(5, "it answers otherwise in training than in evaluation")
+        for name, buffer in self.bare.named_buffers():
+            if name not in ("weight", "bias") and not torch.equal(buffer, before[name]):
+                raise _Deviation(5, f"a training pass changes its buffer '{name}'")
+
+    def _check_tail(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+        for training in (False, True):
+            torch.manual_seed(0)  # the same dropout; the caller's state is put back by `probe`
+            whole = self._run(self.whole, weight, bias, x, training)
+            torch.manual_seed(0)
+            y = self.answer(weight, bias, x, training)
+            for name in self.tail:
+                y = getattr(self.whole, name)(y)
+            if whole.shape != y.shape or not _close(whole, y, float(y.abs().amax())):
+                names = ", ".join(self.tail) or "nothing"
+                raise _Deviation(6, f"after normalising it does more than {names}, in this order")
+
+    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.device)
+
+
+def _along(t: Tensor, y: Tensor, last: bool) -> Tensor:
+    """t (*S) so that it broadcasts along the scaled dimensions of y."""
+    return t if last else t.view(1, -1, *(1,) * (y.dim() - 2))
+
+
+def _close(a: Tensor, b: Tensor, size: float) -> bool:
+    return bool(((a - b.to(a.device)).abs() <= _TOLERANCE * size).all())
+
+
+def _first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}".splitlines()[0]

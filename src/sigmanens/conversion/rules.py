@@ -1,0 +1,309 @@
+"""Which normalisation classes are converted, and how. Open to users' own classes.
+
+A rule belongs to a class exactly, or to subclasses that inherit its ``forward`` unchanged. Any
+other class that looks like a norm is probed (:mod:`sigmanens.conversion.probing`): it is wrapped if
+it computes ``tail(weight ⊙ norm(x) + bias)`` sample by sample, and refused by name, with what the
+probe saw, if not. Classes of optional libraries are registered by their qualified name, so that
+nothing is imported for them.
+
+    >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
+    ...     def __init__(self, dim):
+    ...         super().__init__(); self.weight = nn.Parameter(torch.ones(dim))
+    ...     def forward(self, x): return (x - x.mean(-1, keepdim=True)) * self.weight
+    >>> register_norm(Centre)                           # wrapped: normalise once, scale per member
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from sigmanens.conversion.probing import Protocol, probe, settings
+from sigmanens.errors import InputError
+from sigmanens.norms import (
+    Affine,
+    MemberBatchNorm,
+    MemberNorm,
+    SigmaBatchNorm,
+    SigmaChannelsFirstLayerNorm,
+    SigmaGroupNorm,
+    SigmaInstanceNorm,
+    SigmaLayerNorm,
+    SigmaNorm,
+    SigmaRMSNorm,
+)
+from sigmanens.norms.fused import (
+    MemberBatchNormAct,
+    MemberSyncBatchNorm,
+    SigmaBatchNormAct,
+    SigmaChannelsFirstLayerNormAct,
+    SigmaGroupNormAct,
+    SigmaLayerNormAct,
+    SigmaSyncBatchNorm,
+)
+from sigmanens.norms.wrapped import SigmaWrappedNorm
+from sigmanens.passes.context import MemberAxis
+
+__all__ = [
+    "KeepRule",
+    "NormRule",
+    "Rule",
+    "SigmaWrappedNorm",
+    "is_norm",
+    "register_norm",
+    "rule_for",
+    "rules_for",
+]
+
+Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
+Keeper = Callable[[nn.Module, MemberAxis, Tensor | None], MemberNorm]
+
+
+def _weight(m: nn.Module) -> Tensor | None:
+    weight = getattr(m, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) else None
+
+
+def _weight_from_one(m: nn.Module) -> Tensor | None:
+    """Scale of a norm that computes ``(1 + weight) ⊙ norm(x)``."""
+    weight = _weight(m)
+    return None if weight is None else 1 + weight.to(torch.promote_types(weight.dtype, _FP32))
+
+
+_FP32 = torch.float32
+
+
+@dataclass(frozen=True)
+class NormRule:
+    """How one class of norms becomes a σNorm.
+
+    Attributes:
+        build: ``(source, axis, affine) -> SigmaNorm``.
+        shape: parameter shape S of a source norm; of its ``weight`` by default.
+        keep: ``(source, axis, like) -> MemberNorm`` for a norm that is kept but takes statistics
+            of the batch (BatchNorm), which must be one set per member; None for all others.
+        scale: the scale (*S) a source norm has, or None for 1; its ``weight`` by default.
+    """
+
+    build: Builder
+    shape: Callable[[nn.Module], tuple[int, ...]]
+    keep: Keeper | None = None
+    scale: Callable[[nn.Module], Tensor | None] = _weight
+
+
+@dataclass(frozen=True)
+class KeepRule:
+    """Why a class that is called a norm is always kept, shared by all members."""
+
+    reason: str
+
+
+Rule = NormRule | KeepRule | str
+"""How a norm is converted, why it is always kept, or (a text) why it cannot be converted."""
+
+
+def _channels(m: nn.Module) -> tuple[int, ...]:
+    return (int(getattr(m, "num_features", 0) or getattr(m, "num_channels", 0)),)
+
+
+def _normalized(m: nn.Module) -> tuple[int, ...]:
+    return tuple(m.normalized_shape)  # type: ignore[arg-type]
+
+
+def _of_weight(m: nn.Module) -> tuple[int, ...]:
+    weight = getattr(m, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise InputError(
+            f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
+        )
+    return tuple(weight.shape)
+
+
+_RULES: dict[type[nn.Module] | str, Rule] = {
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
+    ),
+    **dict.fromkeys(
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+        NormRule(SigmaInstanceNorm, _channels),
+    ),
+    nn.SyncBatchNorm: NormRule(SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm),
+    nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
+    nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
+    nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
+    "torchvision.models.convnext.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
+    "timm.layers.norm.LayerNorm": NormRule(SigmaLayerNorm, _normalized),
+    "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
+    "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
+    "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
+    "timm.layers.norm_act.BatchNormAct2d": NormRule(
+        SigmaBatchNormAct, _channels, MemberBatchNormAct
+    ),
+    "timm.layers.norm_act.SyncBatchNormAct": NormRule(
+        SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm
+    ),
+    "timm.layers.norm_act.GroupNormAct": NormRule(SigmaGroupNormAct, _channels),
+    "timm.layers.norm_act.GroupNorm1Act": NormRule(SigmaGroupNormAct, _channels),
+    "timm.layers.norm_act.LayerNormAct": NormRule(SigmaLayerNormAct, _normalized),
+    "timm.layers.norm_act.LayerNormAct2d": NormRule(SigmaChannelsFirstLayerNormAct, _normalized),
+    "timm.layers.grn.GlobalResponseNorm": KeepRule(
+        "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
+    ),
+    **{
+        f"timm.layers.evo_norm.EvoNorm2d{kind}": (
+            "an EvoNorm is normalisation and activation in one formula, so that its weight scales "
+            "no normalised value and σNorm has no counterpart. Build the network with another "
+            "norm layer"
+        )
+        for kind in ("B0", "B1", "B2", "S0", "S1", "S2")
+    },
+    "timm.layers.filter_response_norm.FilterResponseNormTlu2d": (
+        "a FilterResponseNorm with TLU trains scale, shift and activation threshold as one. Build "
+        "the network with another norm layer"
+    ),
+    **dict.fromkeys(
+        ("timm.layers.inplace_abn.InplaceAbn", "inplace_abn.abn.InPlaceABN"),
+        "an in-place activated BatchNorm recomputes its input from its output by weight and bias, "
+        "of which there is one set only. Build the network with another norm layer",
+    ),
+}
+
+
+def register_norm(
+    cls: type[nn.Module] | str,
+    build: Builder | None = None,
+    *,
+    shape: Callable[[nn.Module], tuple[int, ...]] | None = None,
+    channels: str = "last",
+) -> None:
+    """Teach conversion a normalisation class of your own.
+
+    Args:
+        cls: the class, or its qualified name ``"package.module.Class"``.
+        build: ``(source, axis, affine) -> SigmaNorm``, a subclass of :class:`SigmaNorm` for
+            example; None wraps the source (:class:`SigmaWrappedNorm`).
+        shape: the scales' shape for one member; the shape of ``weight`` by default.
+        channels: for wrapped norms, where the scaled dimensions are: "last", or "first"
+            (dimension 1).
+
+    Raises:
+        InputError: if ``cls`` is no module class or ``channels`` is neither.
+    """
+    if not isinstance(cls, str) and not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise InputError(f"register_norm got {cls!r}; expected an nn.Module class or its name")
+    if channels not in ("last", "first"):
+        raise InputError(f"channels is {channels!r}; expected 'last' or 'first'")
+
+    def wrap(source: nn.Module, axis: MemberAxis, affine: Affine) -> SigmaNorm:
+        return SigmaWrappedNorm(source, axis, affine, channels_last=channels == "last")
+
+    _RULES[cls] = NormRule(build or wrap, shape or _of_weight)
+
+
+def qualified_name(cls: type) -> str:
+    """``"package.module.Class"``."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is, or by its name and parameters claims to be, a normalisation layer."""
+    cls = type(module)
+    if cls in _RULES or any(qualified_name(base) in _RULES for base in cls.__mro__):
+        return True
+    if isinstance(module, (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
+        return True
+    if "norm" not in cls.__name__.lower() or isinstance(module, _NO_NORMS):
+        return False
+    # A fused norm may hold dropout and activation; whatever holds more is a block.
+    below = [p for child in module.children() for p in child.parameters()]
+    if any(p.dim() > 1 for p in below) or any(is_norm(c) for c in module.children()):
+        return False
+    tensors = dict(module.named_parameters(recurse=False)) | dict(
+        module.named_buffers(recurse=False)
+    )
+    named = any(tensors.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
+    return named or "weight" in module._parameters  # None without an affine
+
+
+_NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
+
+
+def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
+    """The rule for every norm by its name; norms of one class and setting are probed once."""
+    probed: dict[Hashable, NormRule | str] = {}
+    return {name: rule_for(norm, probed) for name, norm in norms}
+
+
+def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
+    """The rule for a norm, why it is always kept, or (a text) why it cannot be converted.
+
+    Args:
+        module: what :func:`is_norm` holds for.
+        probed: what probes have found so far, by class and settings; added to.
+    """
+    cls = type(module)
+    if isinstance(module, LazyModuleMixin):
+        return "a lazy norm has no shape yet: run one batch through the network first"
+    if hasattr(module, "parametrizations"):
+        return (
+            "its parameters are parametrised: make them plain first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if "_hf_hook" in vars(module):
+        return (
+            "accelerate has replaced its forward on the instance: undo that first, with "
+            "accelerate.hooks.remove_hook_from_submodules"
+        )
+    forward = vars(module).get("forward")  # accelerate leaves the class's own there
+    if forward is not None and getattr(forward, "__func__", None) is not cls.forward:
+        return (
+            "its forward was replaced on the instance, which may do more than normalise: delete "
+            "the replacement, or make it a subclass"
+        )
+    for base in cls.__mro__:
+        rule = _RULES.get(base) or _RULES.get(qualified_name(base))
+        if rule is None:
+            continue
+        inherits = getattr(cls, "forward") is getattr(base, "forward")  # noqa: B009
+        if inherits or not isinstance(rule, NormRule):
+            return rule
+        what = f"{cls.__name__} is a subclass of {base.__name__} with a forward of its own"
+        return _probed(module, what, {} if probed is None else probed)
+    return _probed(
+        module, f"no rule covers {qualified_name(cls)}", {} if probed is None else probed
+    )
+
+
+def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]) -> NormRule | str:
+    """The rule for a norm that follows the protocol, or the refusal with what the probe saw."""
+    key = settings(module)
+    if key is not None and key in probed:
+        return probed[key]
+    if any(t.is_meta for t in module.parameters()):
+        return f"{what}, and it lies on the meta device, where it cannot be tried: load it first"
+    found = probe(module)
+    if isinstance(found, Protocol):
+        build = partial(
+            SigmaWrappedNorm,
+            channels_last=found.channels_last,
+            neutral=found.neutral,
+            tail=found.tail,
+        )
+        scale = _weight if found.neutral else _weight_from_one
+        rule: NormRule | str = NormRule(build, lambda _: found.shape, scale=scale)
+    else:
+        rule = (
+            f"{what}, and it is no plain weight ⊙ norm(x) + bias, for {found}. Register a builder "
+            "for it with sigmanens.conversion.rules.register_norm"
+        )
+    if key is not None:
+        probed[key] = rule
+    return rule

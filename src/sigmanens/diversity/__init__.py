@@ -1,0 +1,51 @@
+"""The diversity of the members: the penalty, its measures, its theory and a diagnosis."""
+
+from sigmanens.diversity.diagnosis import Finding, Limits, diagnose
+from sigmanens.diversity.measures import (
+    cosine,
+    disagreement,
+    jensen_gap,
+    owners,
+    owners_per_channel,
+    pairwise_kl,
+    saturation,
+    symmetric,
+)
+from sigmanens.diversity.penalty import Diversity, bridge_weight, gap, log_softmax_sum
+from sigmanens.diversity.probes import dropout_disagreement, pull_norms
+from sigmanens.diversity.theory import (
+    flat_range,
+    owners_per_doubling,
+    preferred_owners,
+    preferred_share,
+    reached_cosine,
+    reached_owners,
+    tau_for_owners,
+)
+
+__all__ = [
+    "Diversity",
+    "Finding",
+    "Limits",
+    "bridge_weight",
+    "cosine",
+    "diagnose",
+    "disagreement",
+    "dropout_disagreement",
+    "flat_range",
+    "gap",
+    "jensen_gap",
+    "log_softmax_sum",
+    "owners",
+    "owners_per_channel",
+    "owners_per_doubling",
+    "pairwise_kl",
+    "preferred_owners",
+    "preferred_share",
+    "pull_norms",
+    "reached_cosine",
+    "reached_owners",
+    "saturation",
+    "symmetric",
+    "tau_for_owners",
+]

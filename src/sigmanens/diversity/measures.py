@@ -1,0 +1,261 @@
+"""How different the members are: measured on their scales, or on their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.conversion.audit import LayerSelector
+from sigmanens.conversion.blocks import select
+from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
+from sigmanens.ensemble.prediction import log_mean_exp
+from sigmanens.errors import DiversityError, InputError, NonFiniteError
+from sigmanens.norms import SigmaNorm
+
+__all__ = [
+    "cosine",
+    "disagreement",
+    "jensen_gap",
+    "owners",
+    "owners_per_channel",
+    "pairwise_kl",
+    "saturation",
+    "symmetric",
+]
+
+Source = SigmaEnsemble | Iterable[SigmaNorm]
+
+SLICE_ELEMENTS = 2**22  # most float64 values of one slice of samples (32 MiB), whatever M and C
+
+
+# -- measures on scales --------------------------------------------------------------------------
+
+
+def _norms(source: Source, layers: LayerSelector) -> list[SigmaNorm]:
+    if isinstance(source, Iterable) and not isinstance(source, nn.Module):
+        given = list(source)
+        wrong = [type(m).__name__ for m in given if not isinstance(m, SigmaNorm)]
+        if wrong or not given:
+            raise InputError(
+                f"got {f'a {wrong[0]} among the layers' if wrong else 'no layer'}; expected a "
+                "SigmaEnsemble or its σNorm layers"
+            )
+        return given
+    ensemble = as_ensemble(source)
+    norms = ensemble.sigma_norms()
+    return [norms[n] for n in select(ensemble.network, norms, layers)[1]]
+
+
+def _gates(source: Source, layers: LayerSelector) -> list[Tensor] | None:
+    """σ(γ) of each layer, (M, C), detached; None for linear scales."""
+    norms = _norms(source, layers)
+    if any(m.kind != "sigmoid" for m in norms):
+        return None
+    return [m.gates().detach().flatten(1) for m in norms]
+
+
+def cosine(source: Source, layers: LayerSelector = "all") -> float:
+    """Mean over layers and member pairs of cos(σ(γ_a), σ(γ_b)), in [0, 1] (arXiv 2607.23860).
+
+    1 means that the members scale alike; independent γ ~ N(0, 1) gives about 0.85. NaN for M = 1.
+    Linear scales take the place of σ(γ); their cosine may be negative.
+
+    Args:
+        source: an ensemble, or σNorm layers.
+        layers: which layers of an ensemble, as in :class:`Diversity`; all converted by default.
+    """
+    values = [_mean_cosine(m.gates().detach().flatten(1)) for m in _norms(source, layers)]
+    return sum(values) / len(values)
+
+
+def _mean_cosine(s: Tensor) -> float:
+    members = s.shape[0]
+    if members < 2:
+        return float("nan")
+    unit = torch.nn.functional.normalize(s.double(), dim=1)
+    a, b = torch.triu_indices(members, members, 1, device=s.device)
+    return float((unit @ unit.T)[a, b].mean())
+
+
+def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor:
+    """Number of members with σ(γ) > ½ for each channel of the regularised norms: (N,), int64.
+
+    Args:
+        source: an ensemble, or σNorm layers.
+        layers: which layers of an ensemble, as in :class:`Diversity`; the regularised by default.
+
+    Raises:
+        DiversityError: for linear scales, which have no ½ to be compared with.
+    """
+    gates = _gates(source, layers)
+    if gates is None:
+        raise DiversityError(
+            "owners are defined for sigmoid scales; this ensemble has scale='linear'. Use cosine, "
+            "or the measures of predictions"
+        )
+    return torch.cat([(s > 0.5).sum(0) for s in gates])
+
+
+def owners(source: Source, layers: LayerSelector = "auto") -> float:
+    """Mean number of members that own a channel, 0 … M; NaN for linear scales.
+
+    Args:
+        source: an ensemble, or σNorm layers.
+        layers: as for :func:`owners_per_channel`.
+    """
+    gates = _gates(source, layers)
+    if gates is None:
+        return float("nan")
+    return float(torch.cat([(s > 0.5).sum(0) for s in gates]).double().mean())
+
+
+def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0.02) -> float:
+    """Fraction of scales within ``margin`` of 0 or 1, where the sigmoid hardly lets them move.
+
+    NaN for linear scales.
+
+    Args:
+        source: an ensemble, or σNorm layers.
+        layers: as for :func:`owners_per_channel`.
+        margin: distance from 0 or 1 below which a scale counts.
+    """
+    gates = _gates(source, layers)
+    if gates is None:
+        return float("nan")
+    s = torch.cat([s.flatten() for s in gates])
+    return float(((s < margin) | (s > 1 - margin)).double().mean())
+
+
+def symmetric(source: Source) -> bool:
+    """Whether all members have equal scales (and, for an ensemble, equal shifts and heads).
+
+    Such an ensemble is one network M times over: task and penalty give every member the same
+    gradient, so that training keeps it so (a symmetric fixed point), unless dropout or
+    ``forward(split=True)`` parts the members. One member alone is not symmetric.
+    """
+    norms = _norms(source, "all")
+    tensors: list[Tensor] = [m.logit for m in norms]
+    tensors += [m.shift for m in norms if isinstance(m.shift, nn.Parameter)]
+    if tensors[0].shape[0] < 2 or not all(bool((t == t[:1]).all()) for t in tensors):
+        return False
+    if not isinstance(source, nn.Module):
+        return True
+    for heads in as_ensemble(source).member_heads().values():
+        first, *others = ([*h.parameters()] for h in heads.heads)
+        for other in others:
+            if not all(torch.equal(p, q) for p, q in zip(first, other, strict=True)):
+                return False
+    return True
+
+
+# -- measures on predictions ---------------------------------------------------------------------
+
+
+def disagreement(member_log_probs: Tensor) -> float:
+    """Fraction of samples on which two members differ in class, mean over pairs; 0 for M = 1.
+
+    Args:
+        member_log_probs: log-probabilities or logits (M, B, C, …).
+
+    Raises:
+        InputError: for a tensor that is not of this shape, or is empty.
+        NonFiniteError: for NaN.
+    """
+
+    def per_sample(z: Tensor) -> Tensor:
+        best = z.argmax(2)
+        differ = (best.unsqueeze(0) != best.unsqueeze(1)).sum((0, 1)).double()
+        return differ / max(1, len(best) * (len(best) - 1))
+
+    return _mean(per_sample, member_log_probs)
+
+
+def pairwise_kl(member_log_probs: Tensor) -> float:
+    """Mean over ordered pairs of members and samples of KL(p_a ‖ p_b), nats; 0 for M = 1.
+
+    Infinite where a member excludes a class (probability 0) that another does not.
+
+    Args:
+        member_log_probs: log-probabilities or logits (M, B, C, …), nats.
+
+    Raises:
+        InputError: for a tensor that is not of this shape, or is empty.
+        NonFiniteError: for NaN.
+    """
+
+    def per_sample(z: Tensor) -> Tensor:
+        log_p = torch.log_softmax(z, 2)
+        # Σ_{a≠b} KL(p_a ‖ p_b) = M Σ_a Σ_c p_ac (log p_ac - mean_b log p_bc)
+        p = log_p.exp()
+        terms = (p * (log_p - log_p.mean(0))).where(p > 0, 0.0)
+        return terms.sum((0, 2)).clamp_min(0) / max(1, len(p) - 1)
+
+    return _mean(per_sample, member_log_probs)
+
+
+def jensen_gap(member_log_probs: Tensor, labels: Tensor) -> float:
+    """Mean NLL of the members minus NLL of their average, nats, ≥ 0 (arXiv 2607.23860).
+
+    What averaging gains. Infinite where only some members exclude the label; 0 where all do.
+
+    Args:
+        member_log_probs: log-probabilities or logits (M, B, C, …), nats.
+        labels: class indices (B, …), int64.
+
+    Raises:
+        InputError: for tensors that are not of these shapes, are empty, or labels out of range.
+        NonFiniteError: for NaN.
+    """
+    _check_members(member_log_probs)
+    classes = member_log_probs.shape[2]
+    expected = (member_log_probs.shape[1], *member_log_probs.shape[3:])
+    if not isinstance(labels, Tensor) or labels.shape != expected or labels.dtype != torch.int64:
+        raise InputError(
+            f"labels are {_described(labels)}; expected int64 class indices of shape {expected}"
+        )
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise InputError(
+            f"labels range from {int(labels.min())} to {int(labels.max())}; expected 0 to "
+            f"{classes - 1}"
+        )
+    index = labels.to(member_log_probs.device).unsqueeze(1)
+
+    def per_sample(z: Tensor, index: Tensor) -> Tensor:
+        log_p = torch.log_softmax(z, 2)
+        picked = log_p.gather(2, index.expand(len(z), *index.shape)).squeeze(2)
+        averaged = log_mean_exp(picked)
+        gap = (averaged - picked.mean(0)).clamp_min(0)
+        return gap.where(averaged > -torch.inf, 0.0)
+
+    return _mean(per_sample, member_log_probs, index)
+
+
+def _check_members(member_log_probs: Tensor) -> None:
+    fits = isinstance(member_log_probs, Tensor) and member_log_probs.is_floating_point()
+    if not fits or member_log_probs.dim() < 3 or member_log_probs.numel() == 0:
+        raise InputError(
+            f"member predictions are {_described(member_log_probs)}; expected a float "
+            "tensor (M, B, C, …) with no dimension of size 0, as in Prediction.member_log_probs"
+        )
+
+
+def _described(x: object) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def _mean(per_sample: Callable[..., Tensor], member_log_probs: Tensor, *aligned: Tensor) -> float:
+    """Mean over samples of a measure of float64 logits (M, b, C, …), slice by slice."""
+    _check_members(member_log_probs)
+    size = max(1, SLICE_ELEMENTS * member_log_probs.shape[1] // member_log_probs.numel())
+    parts = []
+    for first in range(0, member_log_probs.shape[1], size):
+        z = member_log_probs.detach()[:, first : first + size].double()
+        if not bool(torch.isfinite(z.amax(2)).all()):
+            raise NonFiniteError(
+                "member predictions hold NaN, +inf, or -inf in every class of a sample; expected "
+                "log-probabilities or logits"
+            )
+        parts.append(per_sample(z, *(t[first : first + size] for t in aligned)).flatten())
+    return float(torch.cat(parts).mean())

@@ -1,0 +1,1 @@
+"""The ensemble of M members on one network: passes, predictions, features."""

@@ -1,0 +1,145 @@
+r"""Asking fewer members where the answer is settled.
+
+After :math:`k` of :math:`M` members, with :math:`\bar p_k` their mean and :math:`g` the gap between
+its two largest probabilities, no answer of the others can change the label once
+
+.. math:: k\,g > M - k ,
+
+for each of them moves the gap by at most 1. Members that are exchangeable (equal training, other
+draws) are a sample without replacement from all :math:`M`, so by Hoeffding and Serfling the label
+changes with a probability of at most
+
+.. math:: (C - 1)(M - 1) \exp\!\Big({-\frac{k g^2}{2\,(1 - (k-1)/M)}}\Big)
+
+over all classes and stopping times. Either way :math:`|\bar p_k - \bar p_M| \le (M-k)/M` in every
+class.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sigmanens.ensemble.prediction import Prediction
+from sigmanens.errors import InputError
+from sigmanens.passes.trees import map_tensors
+
+if TYPE_CHECKING:
+    from sigmanens.ensemble.ensemble import SigmaEnsemble
+
+__all__ = ["check_risk", "predict_adaptively", "settled"]
+
+
+def check_risk(adaptive: bool | float) -> float:
+    """The risk that ``adaptive`` stands for: 0 for True.
+
+    Raises:
+        InputError: unless it is True or a number in (0, 1).
+    """
+    if adaptive is True:
+        return 0.0
+    if isinstance(adaptive, bool) or not isinstance(adaptive, float) or not 0 < adaptive < 1:
+        raise InputError(
+            f"adaptive is {adaptive!r}; expected True (the label of all members for sure) or the "
+            "risk of another label, a number in (0, 1)"
+        )
+    return adaptive
+
+
+def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
+    """Which samples need no further member: (B,) bool.
+
+    Args:
+        mean: mean probabilities of the first ``used`` members: (B, C).
+        used: k.
+        members: M.
+        risk: accepted probability that a sample's label is not that of all members; 0 for none.
+    """
+    first, second = mean.topk(2, 1).values.unbind(1)
+    gap = first - second
+    sure = used * gap > members - used
+    if risk > 0:
+        exponent = used * gap.square() / (2 * (1 - (used - 1) / members))
+        events = (mean.shape[1] - 1) * max(members - 1, 1)
+        sure = sure | (exponent >= math.log(events / risk))
+    return sure
+
+
+def predict_adaptively(
+    ensemble: SigmaEnsemble,
+    tree: dict[str, Any],
+    batched: dict[str, int],
+    size: int,
+    members: int,
+    risk: float,
+    temperature: float,
+    class_dim: int,
+) -> Prediction:
+    """Add members one at a time, each for the samples that are not settled yet.
+
+    Called by :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` in evaluation mode.
+
+    Returns:
+        a prediction with ``members_used`` (B,), in which each sample's figures are those of the
+        members it was shown to; ``member_log_probs`` of the others is NaN.
+
+    Raises:
+        InputError: for logits other than one row (B, C) per sample.
+    """
+    open_rows = torch.arange(size)
+    used = torch.full((size,), members)
+    logits: Tensor | None = None
+    for m in range(members):
+        with ensemble._pass_of(m, m + 1):
+            new = ensemble._logits(_rows(tree, batched, open_rows))[0]
+        if new.dim() != 2 or class_dim not in (1, -1):
+            raise InputError(
+                f"adaptive stopping is for one row of logits per sample; a member's logits are "
+                f"{tuple(new.shape)}"
+            )
+        if logits is None:
+            logits = new.new_zeros(members, size, new.shape[1])
+        logits[m, open_rows.to(new.device)] = new
+        so_far = logits[: m + 1, open_rows.to(new.device)].float()
+        mean = so_far.softmax(2).mean(0)
+        done = settled(mean, m + 1, members, risk).cpu()
+        used[open_rows[done]] = m + 1
+        open_rows = open_rows[~done]
+        if not len(open_rows):
+            break
+    assert logits is not None
+    return _joined(logits, used, temperature)
+
+
+def _rows(tree: dict[str, Any], batched: dict[str, int], rows: Tensor) -> dict[str, Any]:
+    """The inputs of some samples."""
+
+    def pick(x: Tensor, path: str) -> Tensor:
+        if path not in batched or len(rows) == x.shape[batched[path]]:
+            return x
+        return x.index_select(batched[path], rows.to(x.device))
+
+    return map_tensors(pick, tree)
+
+
+def _joined(logits: Tensor, used: Tensor, temperature: float) -> Prediction:
+    """One prediction from the first ``used`` members of each sample."""
+    order, parts = [], []
+    members = len(logits)
+    for k in used.unique().tolist():
+        rows = (used == k).nonzero().squeeze(1)
+        part = Prediction.from_logits(logits[:k, rows.to(logits.device)], temperature)
+        missing = part.member_log_probs.new_full((members - k, *part.log_probs.shape), math.nan)
+        order.append(rows)
+        parts.append(
+            replace(
+                part,
+                member_log_probs=torch.cat([part.member_log_probs, missing]),
+                members_used=used[rows].to(logits.device),
+            )
+        )
+    return Prediction.cat(parts).reordered(torch.cat(order).argsort().to(logits.device))

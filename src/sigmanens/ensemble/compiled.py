@@ -1,0 +1,106 @@
+"""Some members as if there were no others: what a compiled network is given, one graph for all.
+
+A compiler takes numbers that a network reads from its modules for constants, and so compiles a
+pass of members 0 … k-1 anew for members k … 2k-1. In the block of :func:`alone` layers hold views
+of the rows of the members in the pass, as an ensemble of that many members would: all passes then
+look the same. Gradients and statistics reach the tensors that are viewed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.conversion.heads import MemberHeads
+from sigmanens.norms.scales import MemberNorm, SigmaNorm, is_sharded
+from sigmanens.passes.context import MemberAxis
+
+__all__ = ["alone", "can_be_alone", "is_compiled", "uncompiled"]
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_SCALES = ("scale_logit", "scale")
+_AFFINE = ("carrier", "offset", "shift")  # one for each member, or one for all
+_SHARED = ("weight", "bias", "ones")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``compile()`` was called on a module or on one within it."""
+    return any(getattr(m, "_compiled_call_impl", None) is not None for m in module.modules())
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled modules as they were written, for trials with hooks on many modules."""
+    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return stance("force_eager")
+
+
+def can_be_alone(network: nn.Module, axis: MemberAxis) -> bool:
+    """Whether it is known what all layers hold of each member, in tensors that can be viewed.
+
+    Not so of layers of other authors that hold more, and of parameters divided over ranks.
+    """
+    if axis.num_members == 1 or is_sharded(network):
+        return False
+    for module in network.modules():
+        if isinstance(module, MemberNorm):
+            held = {*module._parameters, *module._buffers}
+            if not held <= {*_STATISTICS, *_SCALES, *_AFFINE, *_SHARED}:
+                return False
+        elif isinstance(module, MemberHeads):
+            continue
+        elif any(isinstance(value, MemberAxis) for value in vars(module).values()):
+            return False
+    return True
+
+
+@contextmanager
+def alone(network: nn.Module, axis: MemberAxis, start: int, stop: int) -> Iterator[None]:
+    """Let a network hold members ``start … stop-1`` only, for the time of the block.
+
+    Args:
+        network: a converted network of which :func:`can_be_alone` is true.
+        axis: its member axis.
+        start, stop: the members of a pass.
+    """
+    with ExitStack() as undo:
+        for module in list(network.modules()):
+            if isinstance(module, MemberHeads):
+                heads = nn.ModuleList(module.heads[start:stop])
+                undo.enter_context(_replaced(module._modules, {"heads": heads}))
+            elif isinstance(module, MemberNorm):
+                for held in (module._parameters, module._buffers):
+                    rows = {
+                        name: t[start:stop]
+                        for name, t in held.items()
+                        if t is not None and _has_members(module, name, t)
+                    }
+                    undo.enter_context(_replaced(held, rows))
+        undo.enter_context(axis.alone(stop - start))
+        yield
+
+
+def _has_members(module: MemberNorm, name: str, t: Tensor) -> bool:
+    """Whether dimension 0 of a layer's tensor are the members."""
+    if name in _STATISTICS or name in _SCALES:
+        return True
+    if name not in _AFFINE or not isinstance(module, SigmaNorm):
+        return False
+    return t.dim() == module.logit.dim() and t.shape[0] == module.axis.num_members
+
+
+@contextmanager
+def _replaced(held: dict[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
+    """Set entries of a dictionary for a while."""
+    before = {name: held[name] for name in values}
+    held.update(values)
+    try:
+        yield
+    finally:
+        held.update(before)

@@ -1,0 +1,64 @@
+"""How many members share a pass under ``schedule="auto"``: a stated model, the same on every run.
+
+Folded members save calls, but a pass that falls out of a CPU's cache waits for memory. So a pass
+takes as many members as keep its largest normalised activation within 8 MiB, at least one; on
+other devices, where calls are what costs, all of them. The number depends on shapes and device
+only, so that a seed fixes a training's numbers to the last bit, dropout included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigmanens.norms.kernels import is_eager
+from sigmanens.passes.trees import map_tensors
+
+__all__ = [
+    "PASS_BYTES",
+    "device_of",
+    "in_process_group",
+    "members_per_pass",
+    "runs_as_called",
+]
+
+PASS_BYTES = 8 * 2**20
+"""Bytes of the largest normalised activation up to which members are folded on a CPU."""
+
+
+def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.device) -> int:
+    """Number of members in a pass: 1 to ``members``.
+
+    Args:
+        members: members that take part.
+        rows: samples B each of them sees.
+        row_bytes: bytes of the largest input of a norm, for one sample of one member.
+        device: where the network is.
+    """
+    if device.type != "cpu" or row_bytes * rows == 0:
+        return members
+    return max(1, min(members, PASS_BYTES // (row_bytes * rows)))
+
+
+def runs_as_called() -> bool:
+    """Whether a call may look at its numbers: no compiler, tracer, transform or CUDA graph.
+
+    There all members are folded, and nothing is shared between passes.
+    """
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return is_eager() and not capturing
+
+
+def in_process_group() -> bool:
+    """Whether this is one process of several, which must run the same passes."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def device_of(tree: Mapping[str, Any], default: Tensor) -> torch.device:
+    """The device of the first tensor among the inputs."""
+    found: list[torch.device] = []
+    map_tensors(lambda t, _: found.append(t.device), dict(tree))
+    return found[0] if found else default.device

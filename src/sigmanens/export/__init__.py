@@ -1,0 +1,1 @@
+"""Files that run without sigmanens: ONNX and torch.export."""

@@ -1,0 +1,184 @@
+"""Leaving for ONNX: the ensemble's prediction as one file, compared with what it was made from."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
+from sigmanens.export.program import BATCH, OUTPUTS, Task, reason, tensors
+
+__all__ = ["MissingPackageError", "export_onnx"]
+
+TOLERANCE = 1e-4
+INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
+
+
+def export_onnx(
+    ensemble: SigmaEnsemble,
+    path: str | Path,
+    example: Any,
+    *,
+    members: int | None = None,
+    class_dim: int = 1,
+    opset: int | None = None,
+    verify: bool = True,
+) -> Path:
+    """Write :meth:`~sigmanens.SigmaEnsemble.predict` as an ONNX file.
+
+    Inputs carry the names they have in the base's ``forward``, outputs those of
+    :class:`~sigmanens.Prediction`: ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), ``entropy``,
+    ``expected_entropy`` and ``modulation`` (B, …) in nats. The batch dimension is dynamic and
+    called ``batch``; all other sizes are those of the example. Weights of more than 1 GiB go into
+    a file ``<name>.data`` beside it. An older file is replaced only by one that was verified.
+
+    Args:
+        ensemble: M members, in any mode and on any device; left as it is.
+        path: where to write; missing folders are made.
+        example: inputs with real values, as for :func:`~sigmanens.export_program`.
+        members: export the first k members only.
+        class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
+        opset: version of the operator set; the exporter's own choice by default.
+        verify: compare with the ensemble in ONNX Runtime at two batch sizes, to 1e-4 in each
+            output; a warning says so if ONNX Runtime is not installed.
+
+    Returns:
+        the path.
+
+    Raises:
+        MissingPackageError: without onnx or onnxscript. InputError: for a bad example or path, or a
+            network in half precision. ExportError: if the export or the check fails.
+    """
+    absent = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if absent:
+        raise MissingPackageError(
+            f"export_onnx needs {' and '.join(absent)}: pip install 'sigmanens[onnx]'"
+        )
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; expected the path of the file to write")
+    _refuse_half(ensemble)
+    task = Task.of(ensemble, example, members, class_dim, torch.device("cpu"))
+    program = task.program()
+    try:
+        converted = _convert(task, program, opset, OUTPUTS)
+    except Exception as e:
+        raise task.failure("torch.onnx", e, lambda t: _convert(t, t.trace(), opset, None)) from e
+    version = converted.model.opset_imports.get("")
+    if opset is not None and version != opset:
+        raise ExportError(f"torch.onnx wrote operator set {version} instead of {opset}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        written = Path(folder) / path.name
+        converted.save(written, external_data=_weight_bytes(task.module) > INLINE_BYTES)
+        if verify:
+            _verify(task, written)
+        for file in sorted(Path(folder).iterdir(), key=lambda f: f == written):  # the data first
+            os.replace(file, path.with_name(file.name))
+    return path
+
+
+def _refuse_half(ensemble: SigmaEnsemble) -> None:
+    for name, tensor in ensemble.network.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
+            raise InputError(
+                f"'{name}' is {tensor.dtype}, in which runtimes round too differently to compare, "
+                "or lack operators. Export ens.float(), and convert the file where it will run"
+            )
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    tensors_held = [*module.parameters(), *module.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors_held)
+
+
+def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str] | None) -> Any:
+    """torch's ONNX program, with its inputs, outputs and the batch dimension named."""
+    roots = dict(zip(task.tree, task.names, strict=True))
+    names: list[str] = []
+    axes: list[dict[int, str]] = []
+    for path in tensors(task.tree):
+        root, dot, rest = path.partition(".")
+        names.append((roots[root] + dot + rest).replace(".", "_"))
+        # All inputs share the dimension: it is named at the first (naming it twice is warned of).
+        first = path in task.batched and not any(axes)
+        axes.append({task.batched[path]: BATCH} if first else {})
+    converted = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=names,
+        output_names=outputs,
+        dynamic_shapes=axes,
+        opset_version=opset,
+        verbose=False,
+    )
+    assert converted is not None
+    for node in converted.model.graph.all_nodes():
+        # Holds folders of this machine.
+        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
+    return converted
+
+
+def _verify(task: Task, path: Path) -> None:
+    """Compare the file with the module it was made from, on one row and on more than were traced.
+
+    Raises:
+        ExportError: if ONNX Runtime refuses the file, or a result differs.
+    """
+    if find_spec("onnxruntime") is None:
+        warnings.warn(
+            f"{path.name} was not compared with the ensemble: onnxruntime is not installed "
+            "(pip install 'sigmanens[onnx]'). verify=False says that this is meant",
+            SigmaNensWarning,
+            stacklevel=3,
+        )
+        return
+    runtime = import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors, which are raised too
+    try:
+        session = runtime.InferenceSession(
+            str(path), sess_options=options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as e:
+        raise ExportError(
+            f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
+        ) from e
+    for rows in (1, task.size() + 1):
+        resized = task.resized(rows)
+        args, kwargs = resized.arguments()
+        with torch.no_grad():
+            expected = task.module(*args, **kwargs)
+        values = tensors(resized.tree).values()
+        feeds = {
+            node.name: value.numpy()
+            for node, value in zip(session.get_inputs(), values, strict=True)
+        }
+        try:
+            results = session.run(OUTPUTS, feeds)
+        except Exception as e:
+            raise ExportError(f"ONNX Runtime fails on a batch of {rows}: {reason(e)}") from e
+        for name, result in zip(OUTPUTS, results, strict=True):
+            got = torch.from_numpy(result)
+            if got.shape != expected[name].shape:
+                raise ExportError(
+                    f"on a batch of {rows}, ONNX Runtime gives '{name}' of shape "
+                    f"{tuple(got.shape)} instead of {tuple(expected[name].shape)}"
+                )
+            gap = float((got - expected[name]).abs().amax())
+            if not gap <= TOLERANCE:
+                raise ExportError(
+                    f"on a batch of {rows}, ONNX Runtime differs from the ensemble by {gap:.1e} in "
+                    f"'{name}'; up to {TOLERANCE:.0e} is rounding. Nothing was written"
+                )

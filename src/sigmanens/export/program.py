@@ -1,0 +1,279 @@
+"""Leaving as one function: from the base's inputs to probabilities and their uncertainty.
+
+What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, traced by
+``torch.export`` in evaluation mode, for a batch of any size, with the stored temperature.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from sigmanens.conversion.build import Converted
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.inputs import (
+    batch_size,
+    call_arguments,
+    find_batched,
+    input_tree,
+    resolve_batch_dims,
+    split_tree,
+)
+from sigmanens.ensemble.prediction import Prediction, logits_of
+from sigmanens.errors import ExportError, SigmaNensError
+from sigmanens.passes.trees import expand, map_tensors
+
+__all__ = [
+    "BATCH",
+    "OUTPUTS",
+    "ExportError",
+    "InferenceModule",
+    "Task",
+    "export_program",
+    "reason",
+    "tensors",
+]
+
+OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
+BATCH = "batch"
+
+
+def export_program(
+    ensemble: SigmaEnsemble, example: Any, *, members: int | None = None, class_dim: int = 1
+) -> ExportedProgram:
+    """Trace :meth:`~sigmanens.SigmaEnsemble.predict` with ``torch.export``.
+
+    The program takes the base's inputs, given as in the example (by position or by keyword), with
+    any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
+    ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
+    ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
+    a copy of the weights and the temperature of this moment; it does not look for NaN. Members
+    share passes as ``ensemble.schedule`` says: all in one unless it is changed.
+
+    Args:
+        ensemble: M members, in any mode; left as it is.
+        example: a tensor, a tuple of positional or a mapping of keyword inputs with real values.
+            From a batch of 2 it can be told which inputs have a batch dimension; of 1, each whose
+            dimension 0 is 1 counts as batched unless ``batch_dims`` says otherwise.
+        members: export the first k members only.
+        class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
+
+    Raises:
+        InputError: if the example has no batch dimension or is empty, or ``members`` is out of
+            range. ExportError: if ``torch.export`` fails; it says whether it fails for one
+            member's plain network too.
+    """
+    return Task.of(ensemble, example, members, class_dim).program()
+
+
+class InferenceModule(nn.Module):
+    """An ensemble's prediction as a module whose result is a dict of tensors.
+
+    Args:
+        ensemble: M members in evaluation mode; not copied.
+        members: use the first k.
+        class_dim: dimension of the classes in one member's logits.
+    """
+
+    def __init__(self, ensemble: SigmaEnsemble, members: int, class_dim: int = 1) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+        self.members = members
+        self.temperature = float(ensemble.temperature)
+        self.class_dim = class_dim
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
+        with self.ensemble.axis.only(0, self.members):
+            logits = logits_of(self.ensemble(*args, **kwargs))
+        prediction = Prediction.from_logits(logits, self.temperature, self.class_dim)
+        return {name: getattr(prediction, name) for name in OUTPUTS}
+
+
+class PlainModule(nn.Module):
+    """A network's logits alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return logits_of(self.network(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What there is to export: a module and the inputs to trace it on.
+
+    Attributes:
+        module: a copy of the ensemble, in evaluation mode, with its batch dimensions declared.
+        tree: inputs by position or name, a batch of at least 2.
+        batched: batch dimension of every batched tensor in the tree, by path.
+        names: the name of every input of the tree, in order.
+    """
+
+    module: nn.Module
+    tree: dict[str, Any]
+    batched: dict[str, int]
+    names: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        ensemble: SigmaEnsemble,
+        example: Any,
+        members: int | None,
+        class_dim: int,
+        device: torch.device | None = None,
+    ) -> Task:
+        """Copy an ensemble and try it on the example; see :func:`export_program`."""
+        args, kwargs = call_arguments(example)
+        dims = resolve_batch_dims(ensemble.network, ensemble.plan.batch_dims)
+        size = batch_size(args, kwargs, dims)
+        tree = input_tree(args, kwargs)
+        twin = copy.deepcopy(ensemble).eval().requires_grad_(False)
+        if device is not None:
+            twin = twin.to(device)
+            tree = map_tensors(lambda x, _: x.to(device), tree)
+        # By trial, what a trace cannot: finite results, and that folding keeps members apart.
+        inputs = tree if kwargs else tuple(tree.values())
+        twin.predict(inputs, members=members, class_dim=class_dim)
+        batched, _ = find_batched(tree, size, dims)
+        if size == 1:  # which a trace would take for a constant
+            tree = expand(tree, batched, 2)
+        declared = {path: batched.get(path) for path in tensors(tree)}
+        plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
+        copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
+        copied.temperature = twin.temperature
+        k = twin.num_members if members is None else members
+        names = _input_names(twin.network, tree)
+        return cls(InferenceModule(copied, k, class_dim), tree, batched, names)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword inputs."""
+        args, kwargs = split_tree(self.tree)
+        return tuple(args), kwargs
+
+    def resized(self, rows: int) -> Task:
+        """The same with a batch of ``rows``: those of the tree, over and over."""
+
+        def pick(x: Tensor, path: str) -> Tensor:
+            if path not in self.batched:
+                return x
+            dim = self.batched[path]
+            index = torch.arange(rows, device=x.device) % x.shape[dim]
+            return x.index_select(dim, index)
+
+        return replace(self, tree=map_tensors(pick, self.tree))
+
+    def size(self) -> int:
+        """Rows of the batch in the tree."""
+        path, dim = next(iter(self.batched.items()))
+        return tensors(self.tree)[path].shape[dim]
+
+    def _dynamic_shapes(self) -> dict[str, Any]:
+        batch = Dim(BATCH, min=1)
+
+        def shape(_: Tensor, path: str) -> dict[int, Any]:
+            return {self.batched[path]: batch} if path in self.batched else {}
+
+        return {
+            name: map_tensors(shape, {key: value})[key] if tensors(value) else None
+            for name, (key, value) in zip(self.names, self.tree.items(), strict=True)
+        }
+
+    def program(self) -> ExportedProgram:
+        """Trace the module.
+
+        Raises:
+            ExportError: if that fails.
+        """
+        try:
+            return self.trace()
+        except Exception as e:
+            raise self.failure("torch.export", e, Task.trace) from e
+
+    def trace(self) -> ExportedProgram:
+        """Trace the module; raises what ``torch.export`` does."""
+        args, kwargs = self.arguments()
+        shapes = self._dynamic_shapes()
+        module = _with_inputs(self.module, self.names)
+        with warnings.catch_warnings():
+            # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
+            warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+    def failure(self, what: str, error: Exception, attempt: Callable[[Task], Any]) -> ExportError:
+        """What to raise for ``error``: says whether the first member's plain network fails too."""
+        assert isinstance(self.module, InferenceModule)
+        ensemble = self.module.ensemble
+        name = type(ensemble.network).__name__
+        why = reason(error)
+        try:
+            attempt(replace(self, module=PlainModule(ensemble.member(0).eval())))
+        except SigmaNensError as e:
+            verdict = f"No plain {name} was there to compare with ({reason(e)})"
+        except Exception as e:
+            also = "" if reason(e) == why else f" ({reason(e)})"
+            verdict = f"The plain {name} of member 0 fails too{also}: the cause is not the members"
+        else:
+            verdict = f"The plain {name} of member 0 passes: export ens.member(i) one by one"
+        return ExportError(f"{what} failed for this {name}: {why}. {verdict}")
+
+
+def reason(error: BaseException) -> str:
+    """The start of the message of what caused an error, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".") if len(text) <= 300 else f"{text[:300]} …"
+
+
+def tensors(tree: Any) -> dict[str, Tensor]:
+    """The tensors in nested inputs by path, in order."""
+    found: dict[str, Tensor] = {}
+    map_tensors(lambda x, path: found.setdefault(path, x), tree)
+    return found
+
+
+def _input_names(network: nn.Module, tree: dict[str, Any]) -> list[str]:
+    """Names of the inputs: keywords, and for positions what ``forward`` calls them."""
+    parameters = inspect.signature(network.forward).parameters.values()
+    positional = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+
+    def name(key: str) -> str:
+        if not key.isdigit():
+            return key
+        return positional[int(key)] if int(key) < len(positional) else f"input_{key}"
+
+    return [name(key) for key in tree]
+
+
+def _with_inputs(module: nn.Module, names: list[str]) -> nn.Module:
+    """A module that calls another under a signature of its own, for torch.export to go by."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            self.training = False
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(n, kind) for n in ("self", *names)]
+    Named.forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return Named()

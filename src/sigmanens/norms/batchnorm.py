@@ -1,0 +1,277 @@
+"""Norms with running statistics: BatchNorm and InstanceNorm, one set of statistics per member."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sigmanens.errors import InputError
+from sigmanens.norms.kernels import batch_norm, each, is_large, writes_in_place
+from sigmanens.norms.scales import Affine, MemberNorm, SigmaNorm
+from sigmanens.passes.context import MemberAxis
+
+__all__ = ["MemberBatchNorm", "RunningStatistics", "SigmaBatchNorm", "SigmaInstanceNorm"]
+
+
+class RunningStatistics(MemberNorm):
+    """Normalisation by batch statistics with running buffers per member.
+
+    Buffers: ``running_mean`` and ``running_var`` (M, C) float32, ``num_batches_tracked`` (M,).
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    frozen_statistics: bool = False
+    _for_all: bool = False  # whether the last pass was one over B rows for all members
+
+    def _init_statistics(self, source: nn.Module, members: int) -> None:
+        """Take over eps, momentum and buffers of a plain BatchNorm or InstanceNorm."""
+        self.num_features: int = source.num_features  # type: ignore[assignment]
+        self.eps: float = source.eps  # type: ignore[assignment]
+        self.momentum: float | None = source.momentum  # type: ignore[assignment]
+        self.track_running_stats: bool = source.running_mean is not None
+        self.allowed_dims: tuple[int, ...] = _allowed_dims(source)
+        for key in ("running_mean", "running_var", "num_batches_tracked"):
+            value = getattr(source, key, None)
+            if value is not None:
+                value = _widened(value.detach())
+                value = value.expand(members, *value.shape).clone()
+            self.register_buffer(key, value)
+
+    def freeze_statistics(self, frozen: bool = True) -> None:
+        """Normalise by the running statistics in training too and leave them unchanged."""
+        if frozen and not self.track_running_stats:
+            raise InputError(
+                f"σNorm layer '{self.where}' has no running statistics to freeze "
+                "(track_running_stats=False)"
+            )
+        self.frozen_statistics = frozen
+
+    def _plain_statistics(self, norm: nn.Module, members: slice) -> None:
+        """Mean of the members' means; variance of their mixture; the batches counted."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        means, variances = self.running_mean[members], self.running_var[members]
+        norm.running_mean.copy_(means.mean(0))  # type: ignore[operator]
+        spread = means.var(0, correction=0) if means.shape[0] > 1 else 0.0
+        norm.running_var.copy_(variances.mean(0) + spread)  # type: ignore[operator]
+        if self.num_batches_tracked is not None:
+            norm.num_batches_tracked.copy_(self.num_batches_tracked[members].max())  # type: ignore[operator]
+
+    def _check(self, x: Tensor, batch_statistics: bool) -> None:
+        if x.dim() not in self.allowed_dims or x.shape[1] != self.num_features:
+            raise InputError(
+                f"σNorm layer '{self.where}' got shape {tuple(x.shape)}; expected "
+                f"{' or '.join(f'{d}-D' for d in self.allowed_dims)} with {self.num_features} "
+                "channels in dimension 1"
+            )
+        if batch_statistics:
+            self._check_count(x)
+
+    def _check_count(self, x: Tensor) -> None:
+        values = x.numel() // (self.num_features * self.axis.active)
+        if values <= 1:
+            raise InputError(
+                f"σNorm layer '{self.where}' has {values} value per channel and member to take "
+                f"batch statistics of (input {tuple(x.shape)}, {self.axis.active} members). "
+                "Use a larger batch, ens.eval(), or ens.freeze_statistics()"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (k·B, C, …) by the statistics of each member's rows, then scale and shift.
+
+        Raises:
+            InputError: if the shape does not fit, or one value per channel is left in training.
+        """
+        if not torch.compiler.is_compiling():
+            # Activation checkpointing runs again what ran for all members in the forward pass.
+            again = torch._C._current_graph_task_id() != -1
+            self._for_all = self._for_all if again else self.axis.shared
+            if self._for_all:
+                return self._once_for_all(x)
+        return self._normalised(x)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        updates = self.training and not self.frozen_statistics
+        batch_statistics = updates or not self.track_running_stats
+        self._check(x, batch_statistics)
+        self._check_rows(x)
+        if not batch_statistics:
+            return self._by_running_statistics(x)
+        scale, shift = self.affine()
+        tracked = updates and self.track_running_stats
+        factors = self._averaging_factors() if tracked else [0.0] * self.axis.active
+        mean = var = None
+        if tracked:
+            mean, var = self._active_statistics()
+        return self._by_batch(x, mean, var, *_matched(x, scale, shift), factors)
+
+    def _once_for_all(self, x: Tensor) -> Tensor:
+        """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
+        start, stop = self.axis.start, self.axis.stop
+        with self.axis.only(start, start + 1):
+            y = self._normalised(x)
+        if self.training and not self.frozen_statistics and self.track_running_stats:
+            for buffer in (self.running_mean, self.running_var, self.num_batches_tracked):
+                if buffer is not None:  # past autograd, as the kernels write to them
+                    buffer.data[start + 1 : stop] = buffer.data[start]
+        return y
+
+    def _averaging_factors(self) -> list[float]:
+        """Count the batch and return the weight it has in each active member's running averages."""
+        k, start, stop = self.axis.active, self.axis.start, self.axis.stop
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked[start:stop] += 1
+        if self.momentum is not None:
+            return [self.momentum] * k
+        assert self.num_batches_tracked is not None
+        return [1.0 / n for n in self.num_batches_tracked[start:stop].tolist()]
+
+    def _active_statistics(self) -> tuple[Tensor, Tensor]:
+        """Running means and variances (k, C) of the members in this pass, as views."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        start, stop = self.axis.start, self.axis.stop
+        return self.running_mean[start:stop], self.running_var[start:stop]
+
+    def _by_running_statistics(self, x: Tensor) -> Tensor:
+        if writes_in_place(x) and x.numel() and is_large(x, self.axis.active):
+            mean, var, scale, shift = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
+            factors = [0.0] * self.axis.active
+            return batch_norm(x, mean, var, scale, shift, False, factors, self.eps)
+        # One product and one sum per value, which compilers and other runtimes fuse.
+        return self._scale_shift(x, *self.axis.recall(self, self._folded))
+
+    def _fixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Statistics and affine of the members in this pass, in a dtype for kernels on x."""
+        scale, shift = _matched(x, *self.affine())
+        mean, var = self._active_statistics()
+        return mean.to(scale.dtype), var.to(scale.dtype), scale, shift
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift per member that the running statistics are folded into: (k, C) each."""
+        scale, shift = self.affine()
+        mean, var = self._active_statistics()
+        a = scale * torch.rsqrt(var + self.eps)
+        b = -mean * a
+        return a, b if shift is None else b + shift
+
+    def _by_batch(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        scale: Tensor,
+        shift: Tensor | None,
+        factors: list[float],
+    ) -> Tensor:
+        return batch_norm(x, mean, var, scale, shift, True, factors, self.eps)
+
+
+class SigmaBatchNorm(SigmaNorm, RunningStatistics):
+    """σNorm over BatchNorm1d/2d/3d: batch statistics and running buffers per member."""
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self._init_statistics(source, axis.num_members)
+
+
+class MemberBatchNorm(RunningStatistics):
+    """A kept BatchNorm: its affine stays shared, its statistics are one set per member.
+
+    ``weight`` and ``bias`` (C,) keep the names they have in the base.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    ones: Tensor | None
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, like: Tensor | None = None) -> None:
+        super().__init__(axis)
+        self.register_parameter("weight", source.weight)  # type: ignore[arg-type]
+        self.register_parameter("bias", source.bias)  # type: ignore[arg-type]
+        self._init_statistics(source, axis.num_members)
+        ones = None
+        if self.weight is None:
+            like = self.running_mean if like is None else like
+            ones = torch.ones(self.num_features, device=None if like is None else like.device)
+        self.register_buffer("ones", ones, persistent=False)
+
+    def scales(self) -> Tensor:
+        """The shared weight for all members, (M, C), at least float32."""
+        weight = self.ones if self.weight is None else self.weight
+        assert weight is not None
+        return _widened(weight).expand(self.axis.num_members, -1)
+
+    def shifts(self) -> Tensor | None:
+        """The shared bias (1, C), at least float32, or None."""
+        return None if self.bias is None else _widened(self.bias).unsqueeze(0)
+
+    def _plain_affine(self, members: slice) -> dict[str, Tensor]:
+        pairs = (("weight", self.weight), ("bias", self.bias))
+        return {key: value.detach() for key, value in pairs if value is not None}
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, members={self.axis.num_members}, shared affine"
+
+
+class SigmaInstanceNorm(SigmaNorm, RunningStatistics):
+    """σNorm over InstanceNorm1d/2d/3d; running buffers per member where the base tracks them."""
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self._init_statistics(source, axis.num_members)
+
+    def _check_count(self, x: Tensor) -> None:
+        if x.shape[2:].numel() <= 1:
+            raise InputError(
+                f"σNorm layer '{self.where}' has one value per channel and sample to normalise "
+                f"(input {tuple(x.shape)}); instance normalisation needs more than one"
+            )
+
+    def _averaging_factors(self) -> list[float]:
+        # torch's InstanceNorm neither counts batches nor knows the cumulative average.
+        return [self.momentum or 0.0] * self.axis.active
+
+    def _by_batch(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        scale: Tensor,
+        shift: Tensor | None,
+        factors: list[float],
+    ) -> Tensor:
+        def norm(i: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            means, variances = (None, None) if mean is None or var is None else (mean[i], var[i])
+            return F.instance_norm(rows, means, variances, weight, bias, True, factors[i], self.eps)
+
+        return each(norm, x, scale, shift)
+
+
+def _matched(x: Tensor, scale: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scales and shifts in the dtype that the kernels take beside x."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return scale.to(dtype), None if shift is None else shift.to(dtype)
+
+
+def _widened(t: Tensor) -> Tensor:
+    """Floating tensors in float32 at least."""
+    return t.to(torch.promote_types(t.dtype, torch.float32)) if t.is_floating_point() else t
+
+
+def _allowed_dims(source: nn.Module) -> tuple[int, ...]:
+    """Numbers of input dimensions a plain BatchNorm or InstanceNorm accepts, batch included."""
+    for cls, dims in (
+        (nn.BatchNorm1d, (2, 3)),
+        (nn.BatchNorm2d, (4,)),
+        (nn.BatchNorm3d, (5,)),
+        (nn.InstanceNorm1d, (3,)),
+        (nn.InstanceNorm2d, (4,)),
+        (nn.InstanceNorm3d, (5,)),
+    ):
+        if isinstance(source, cls):
+            return dims
+    return (2, 3, 4, 5)

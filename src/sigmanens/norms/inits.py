@@ -1,0 +1,148 @@
+r"""Initial scales of a σNorm layer: from scratch, or carrying the scales of a pretrained norm.
+
+========== =========================================================== =========================
+init       scale of member m                                           members differ at step 0
+========== =========================================================== =========================
+normal     :math:`\sigma(\gamma_m),\ \gamma_m \sim N(0, 1)`            in function
+preserve   :math:`c_m\sigma(\gamma_m) = w`, the base's scale           in γ, not in function
+paper      :math:`k\,\sigma(\gamma) = w,\ k = \max_c|w_c| / 0.95`      no: fresh heads part them
+========== =========================================================== =========================
+
+"preserve" draws γ as "normal" does and freezes the carrier :math:`c_m = w / \sigma(\gamma_m)`; a
+channel with :math:`w = 0` gets a carrier of the layer's usual size and the frozen offset
+:math:`o_m = -c_m\sigma(\gamma_m)`, so that it is exact and still trainable. "paper" is the
+conversion of arXiv 2607.23860 and needs positive scales. Under ``scale="linear"`` the factor
+itself is drawn by the gain rule of FiLM-Ensemble (arXiv 2206.00050): uniform with Xavier bound
+:math:`a = \sqrt{6/(M + C)}` around 0 from scratch, around 1 under "preserve".
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sigmanens.errors import ConversionError
+from sigmanens.norms.scales import Affine
+
+__all__ = ["INITS", "initial_affine"]
+
+INITS = ("normal", "preserve", "paper")
+_PAPER_MAXIMUM = 0.95
+
+
+def initial_affine(
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shape: tuple[int, ...],
+    members: int,
+    *,
+    init: str,
+    scale: str = "sigmoid",
+    shift: bool | None = None,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    where: str = "norm",
+) -> Affine:
+    """Draw the scales and shifts of M members.
+
+    Args:
+        weight: the base's scale w (*S), or None for an affine-free norm (w = 1).
+        bias: the base's shift (*S), or None.
+        shape: parameter shape S.
+        members: M.
+        init: "normal", "preserve" or "paper".
+        scale: "sigmoid" or "linear".
+        shift: one trained shift per member (True), none or the base's (False), or the default for
+            this init (None): none from scratch, the base's shared and frozen when pretrained,
+            one per member under "linear" from scratch (FiLM has both).
+        generator: source of γ; the default generator of the CPU otherwise.
+        device: where the tensors go.
+        dtype: of the network, for norms without a weight; never below float32 here.
+        where: the layer's name, for errors.
+
+    Raises:
+        ConversionError: if the base's scales cannot be carried by this init, or its shift would be
+            dropped by ``shift=False``.
+    """
+    if weight is not None and weight.is_meta:
+        raise ConversionError(
+            f"norm '{where}' lies on the meta device and has no values yet: load the weights first"
+        )
+    full = (members, *shape)
+    dtype = dtype or torch.float32 if weight is None else weight.dtype
+    dtype = torch.promote_types(torch.float32, dtype)
+    w = None if weight is None else weight.detach().to("cpu", dtype)
+    b = None if bias is None else bias.detach().to("cpu", dtype)
+
+    def to(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.to(device)
+
+    if init == "normal":
+        logit = _draw(full, scale, 0.0, generator, dtype)
+        per_member = shift if shift is not None else scale == "linear"
+        drawn = _draw(full, scale, 0.0, generator, dtype) if scale == "linear" else None
+        own = (
+            (drawn if drawn is not None else torch.zeros(full, dtype=dtype)) if per_member else None
+        )
+        return Affine(logit.to(device), shift=to(own), kind=scale)
+
+    w = torch.ones(shape, dtype=dtype) if w is None else w
+    if not torch.isfinite(w).all():
+        raise ConversionError(
+            f"norm '{where}' has scales that are not finite: the base's weights are damaged"
+        )
+    carried: Tensor | None
+    if shift:
+        carried = (torch.zeros(shape, dtype=dtype) if b is None else b).expand(full).clone()
+    elif shift is False and b is not None and bool((b != 0).any()):
+        raise ConversionError(
+            f"norm '{where}' has a trained shift, which shift=False would drop, so that "
+            f"init={init!r} could not keep the base's function. Use shift=None (the base's shift, "
+            "shared) or shift=True (one per member, starting there)"
+        )
+    else:
+        carried = None if b is None or shift is False else b.clone()
+
+    offset: Tensor | None = None
+    if init == "preserve":
+        logit = _draw(full, scale, 1.0, generator, dtype)
+        factor = torch.sigmoid(logit) if scale == "sigmoid" else logit
+        dead = w.abs() < torch.finfo(dtype).tiny
+        usual = w.abs()[~dead].mean() if bool((~dead).any()) else torch.ones((), dtype=dtype)
+        carrier = torch.where(dead, usual, w / factor)
+        if bool(dead.any()):
+            offset = torch.where(dead, -(carrier * factor), torch.zeros((), dtype=dtype))
+    else:
+        if scale != "sigmoid":
+            raise ConversionError("init='paper' is defined for scale='sigmoid' only")
+        if bool((w <= 0).any()):
+            bad = int((w <= 0).sum())
+            raise ConversionError(
+                f"init='paper' needs positive scales; {bad} of {w.numel()} in norm '{where}' are "
+                "zero or negative. Use init='preserve', which carries any scale exactly"
+            )
+        k = w.max() / _PAPER_MAXIMUM
+        logit = torch.logit(w / k).expand(full).clone()
+        carrier = k.expand((1,) * len(full)).clone()
+    return Affine(logit.to(device), to(carrier), to(offset), to(carried), scale)
+
+
+def _draw(
+    shape: tuple[int, ...],
+    scale: str,
+    centre: float,
+    generator: torch.Generator | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """γ ~ N(0, 1), or the linear factor uniform within the Xavier bound around ``centre``."""
+    source = "cpu" if generator is None else generator.device
+    if scale == "sigmoid":
+        return torch.randn(shape, generator=generator, device=source).to("cpu", dtype)
+    bound = math.sqrt(6.0 / (shape[0] + math.prod(shape[1:])))
+    if centre:
+        bound = min(bound, 0.5)
+    uniform = torch.rand(shape, generator=generator, device=source).to("cpu", dtype)
+    return centre + bound * (2 * uniform - 1)

@@ -1,0 +1,88 @@
+"""σNorms that normalise sample by sample: LayerNorm, RMSNorm, GroupNorm and their kin."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sigmanens.errors import InputError
+from sigmanens.norms.scales import Affine, SigmaNorm
+from sigmanens.passes.context import MemberAxis
+
+__all__ = [
+    "SigmaChannelsFirstLayerNorm",
+    "SigmaGroupNorm",
+    "SigmaLayerNorm",
+    "SigmaRMSNorm",
+]
+
+
+class SigmaLayerNorm(SigmaNorm):
+    """σNorm over LayerNorm with any ``normalized_shape``; x is (k·B, …, *normalized_shape)."""
+
+    channels_last = True
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
+        self.eps: float = source.eps  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x over its trailing dimensions, then scale and shift per member."""
+        return self._normalise(
+            x, lambda rows, w, b: F.layer_norm(rows, self.normalized_shape, w, b, self.eps)
+        )
+
+
+class SigmaRMSNorm(SigmaNorm):
+    """σNorm over RMSNorm; x is (k·B, …, *normalized_shape)."""
+
+    channels_last = True
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
+        self.eps: float | None = source.eps  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide x by the root mean square over its trailing dimensions, then scale per member."""
+        y = F.rms_norm(x, self.normalized_shape, None, self.eps)
+        return self._scale_shift(y, *self.affine())
+
+
+class SigmaGroupNorm(SigmaNorm):
+    """σNorm over GroupNorm; x is (k·B, C, …)."""
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self.num_groups: int = source.num_groups  # type: ignore[assignment]
+        self.eps: float = source.eps  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x over groups of channels, then scale and shift per member."""
+        return self._normalise(
+            x, lambda rows, w, b: F.group_norm(rows, self.num_groups, w, b, self.eps)
+        )
+
+
+class SigmaChannelsFirstLayerNorm(SigmaNorm):
+    """σNorm over a LayerNorm across dimension 1 of x (k·B, C, …), as in ConvNeXt."""
+
+    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
+        super().__init__(axis, affine)
+        self.eps: float = source.eps  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x over its channels at each position, then scale and shift per member."""
+        channels = self.logit.shape[1]
+        if x.dim() < 2 or x.shape[1] != channels:
+            raise InputError(
+                f"σNorm layer '{self.where}' got shape {tuple(x.shape)}; expected {channels} "
+                "channels in dimension 1"
+            )
+        return self._normalise(
+            x,
+            lambda rows, w, b: F.layer_norm(
+                rows.movedim(1, -1), (channels,), w, b, self.eps
+            ).movedim(-1, 1),
+        )

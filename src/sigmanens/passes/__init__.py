@@ -1,0 +1,1 @@
+"""The pass: which members run, and how their rows ride in the batch dimension."""

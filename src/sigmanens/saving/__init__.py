@@ -1,0 +1,1 @@
+"""Checkpoints: what the members add to a base network."""

@@ -1,0 +1,348 @@
+"""Save what the members add to a base network, and put it back on a fresh one.
+
+A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, whether the
+statistics are frozen and which scales, fingerprint of the base, digests) and one safetensors file
+of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for a small network.
+The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
+former checkpoint whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from sigmanens.conversion.build import Converted, build
+from sigmanens.conversion.config import Plan
+from sigmanens.conversion.fingerprint import own_keys, shared_fingerprints
+from sigmanens.conversion.rules import qualified_name
+from sigmanens.errors import CheckpointError, ConversionError, InputError
+from sigmanens.norms import SigmaNorm
+from sigmanens.norms.scales import is_sharded
+
+__all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
+
+FORMAT_VERSION = 3
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none.
+_READ = (1, 2, 3)
+_JSON = "sigmanens.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint says besides the tensors.
+
+    Attributes:
+        plan: how the ensemble was built.
+        base_fingerprint: of the shared tensors at conversion, by state-dict key.
+        temperature: T of the averaged distribution.
+        frozen_statistics: whether batch statistics stay as they are in training.
+    """
+
+    plan: Plan
+    base_fingerprint: Mapping[str, int]
+    temperature: float = 1.0
+    frozen_statistics: bool = False
+
+
+def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = "auto") -> Path:
+    """Save what the members add to an untouched base.
+
+    Args:
+        network: a converted network.
+        saved: what the checkpoint says besides.
+        directory: folder to write into; made if missing. An older checkpoint there is replaced.
+        shared: "auto" also saves shared tensors that training has changed since conversion,
+            "never" raises if there are any, "always" saves all.
+
+    Returns:
+        the path of the weights file; its size is what the members cost on disk.
+
+    Raises:
+        CheckpointError: if shared tensors changed under "never", or writing fails; then an older
+            checkpoint stays whole; or parameters are divided over ranks.
+        InputError: for an unknown ``shared``.
+    """
+    if shared not in ("auto", "never", "always"):
+        raise InputError(f"shared is {shared!r}; expected 'auto', 'never' or 'always'")
+    if is_sharded(network):
+        raise CheckpointError(
+            "parameters are divided over ranks (FSDP): gather them by get_model_state_dict(ens, "
+            "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint and "
+            "load them into an ensemble of one process, which can be saved (docs/scale.md)"
+        )
+    state = {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)}
+    own = own_keys(network)
+    now = shared_fingerprints(network)
+    base = saved.base_fingerprint
+    changed = sorted(k for k in now if now[k] != base.get(k))
+    if changed and shared == "never":
+        raise CheckpointError(
+            f"{len(changed)} shared tensors have changed since conversion (first: '{changed[0]}'), "
+            "without which the base would not give these outputs. Use shared='auto', or train with "
+            "convert(train='members')"
+        )
+    extra = set(now) if shared == "always" else set(changed)
+    kept = {k: v.detach().cpu().contiguous().clone() for k, v in state.items() if k in own | extra}
+    payload = save_tensors(kept)
+    digest = hashlib.sha256(payload).hexdigest()
+    weights = f"sigmanens-{digest[:16]}.safetensors"
+    meta = {
+        "format": "sigmanens",
+        "version": FORMAT_VERSION,
+        "plan": saved.plan.to_dict(),
+        "temperature": saved.temperature,
+        "frozen_statistics": saved.frozen_statistics,
+        "frozen_scales": _frozen_scales(network),
+        "base_class": qualified_name(type(network)),
+        "base": {k: f"{v:016x}" for k, v in sorted(base.items())},
+        "shared": sorted(extra),
+        "weights": weights,
+        "sha256": digest,
+    }
+    meta["checksum"] = _checksum(meta)
+    folder = Path(directory)
+    made, new = not folder.exists(), not (folder / weights).exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / weights, payload)
+        write_atomic(folder / _JSON, json.dumps(meta, indent=1).encode())
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            if new:
+                (folder / weights).unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
+        raise CheckpointError(
+            f"could not save to {folder}: {e.strerror or e}. What was there before is unchanged"
+        ) from e
+    for old in folder.glob("sigmanens-*.safetensors"):
+        if old.name != weights:
+            with contextlib.suppress(OSError):
+                old.unlink()
+    return folder / weights
+
+
+def load(directory: str | Path, base: nn.Module) -> tuple[Converted, Saved]:
+    """Build the saved network on a copy of its base.
+
+    Scale logits that were frozen while the rest was trained are frozen again.
+
+    Args:
+        directory: folder written by :func:`save`, on any device.
+        base: the unconverted network with the weights it had at conversion; the result lands on
+            its device and in its mode.
+
+    Raises:
+        CheckpointError: if files are missing, truncated or altered, the version is unknown, or the
+            base is not the one the checkpoint was made on.
+    """
+    folder = Path(directory)
+    meta = _read_meta(folder)
+    try:
+        saved = _saved(meta)
+        converted = build(base, saved.plan, generator=torch.Generator().manual_seed(0))
+    except (ConversionError, InputError, KeyError) as e:
+        raise CheckpointError(
+            f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
+        ) from e
+    ours = converted.base_fingerprint
+    _fill(converted.network, folder, meta, ours, ours)
+    converted.base_fingerprint = dict(saved.base_fingerprint)
+    for name in meta.get("frozen_scales", ()):
+        norm = converted.network.get_submodule(name)
+        assert isinstance(norm, SigmaNorm)
+        norm.logit.requires_grad_(False)
+    return converted, saved
+
+
+def load_into(
+    network: nn.Module, plan: Plan, base_fingerprint: Mapping[str, int], directory: str | Path
+) -> Saved:
+    """Put a saved state into a network that was converted alike, in place.
+
+    Args:
+        network: of the same base, converted in the same way or loaded from such a checkpoint.
+        plan: how it was built.
+        base_fingerprint: of its shared tensors at conversion.
+        directory: folder written by :func:`save`.
+
+    Returns:
+        what the checkpoint says besides the tensors.
+
+    Raises:
+        CheckpointError: as for :func:`load`; if the network was converted otherwise; or if a
+            shared tensor has changed since conversion that the checkpoint, made when it had not,
+            does not hold. The network is then left as it was.
+    """
+    folder = Path(directory)
+    meta = _read_meta(folder)
+    try:
+        saved = _saved(meta)
+    except (InputError, KeyError) as e:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
+    for key in ("members", "norms", "heads", "head", "init", "scale", "shift"):
+        mine, theirs = getattr(plan, key), getattr(saved.plan, key)
+        if mine != theirs:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
+                f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
+            )
+    _fill(network, folder, meta, shared_fingerprints(network), base_fingerprint)
+    return saved
+
+
+def _saved(meta: Mapping[str, Any]) -> Saved:
+    return Saved(
+        Plan.from_dict(meta["plan"]),
+        {k: int(v, 16) for k, v in meta["base"].items()},
+        float(meta["temperature"]),
+        bool(meta.get("frozen_statistics", False)),
+    )
+
+
+def is_checkpoint(directory: str | Path) -> bool:
+    """Whether a folder holds what :func:`save` writes."""
+    return (Path(directory) / _JSON).is_file()
+
+
+def _fill(
+    network: nn.Module,
+    folder: Path,
+    meta: Mapping[str, Any],
+    ours: Mapping[str, int],
+    base: Mapping[str, int],
+) -> None:
+    """Check everything, then copy the saved values.
+
+    ``ours``: fingerprints of the shared tensors as they are now; ``base``: at conversion.
+    """
+    kind = type(network).__name__
+    saved = _read_weights(folder, meta)
+    expected = {k: int(v, 16) for k, v in meta["base"].items()}
+    stored = set(meta["shared"])
+    unsaved = (set(expected) | set(ours)) - stored
+    wrong = sorted(k for k in unsaved if expected.get(k) != base.get(k))
+    if wrong:
+        raise CheckpointError(
+            f"this {kind} is not the base the checkpoint was made on: {len(wrong)} of "
+            f"{len(expected)} shared tensors differ (first: '{wrong[0]}'). Load the same "
+            "pretrained weights first"
+        )
+    moved = sorted(k for k in unsaved if ours.get(k) != base.get(k))
+    if moved:
+        raise CheckpointError(
+            f"{len(moved)} shared tensors of this {kind} have changed since conversion (first: "
+            f"'{moved[0]}'), which the checkpoint does not hold, for they were the base's when it "
+            "was made. Use sigmanens.load(…, base=…) on the untouched base, or save with "
+            "shared='always'"
+        )
+    needed = own_keys(network) | stored
+    if set(saved) != needed:
+        odd = sorted(set(saved) ^ needed)
+        raise CheckpointError(
+            f"the weights in {folder} do not fit this {kind}: {len(odd)} tensors are missing or "
+            f"unexpected (first: '{odd[0]}')"
+        )
+    state = network.state_dict()
+    for key, value in saved.items():
+        if state[key].shape != value.shape:
+            raise CheckpointError(
+                f"tensor '{key}' has shape {tuple(value.shape)} in the checkpoint and "
+                f"{tuple(state[key].shape)} in this {kind}"
+            )
+    with torch.no_grad():
+        for key, value in saved.items():
+            state[key].copy_(value)
+
+
+def _frozen_scales(network: nn.Module) -> list[str]:
+    """Norms whose scale logits are not trained, in an ensemble of which something is."""
+    if not any(p.requires_grad for p in network.parameters()):
+        return []  # no choice of some, as after requires_grad_(False) for prediction
+    return [
+        n
+        for n, m in network.named_modules()
+        if isinstance(m, SigmaNorm) and not m.logit.requires_grad
+    ]
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / _JSON
+    try:
+        meta = json.loads(path.read_text())
+    except FileNotFoundError as e:
+        raise CheckpointError(
+            f"no {_JSON} in {folder}: expected a folder written by save_pretrained"
+        ) from e
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{path} cannot be read: {e}") from e
+    if not isinstance(meta, Mapping) or meta.get("format") != "sigmanens":
+        raise CheckpointError(f"{path} is not a sigmanens checkpoint")
+    if meta.get("version") not in _READ:
+        raise CheckpointError(
+            f"{path} has format version {meta.get('version')!r}; this sigmanens reads versions "
+            f"{', '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
+        )
+    if meta.get("checksum") != _checksum(meta):
+        raise CheckpointError(
+            f"{path} was altered after save_pretrained wrote it. Copy the folder again; to change "
+            "a setting, load the ensemble, change it there and save"
+        )
+    return dict(meta)
+
+
+def _checksum(meta: Mapping[str, Any]) -> str:
+    """SHA-256 of what a checkpoint's JSON says, in one canonical form."""
+    content = {k: v for k, v in meta.items() if k != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_weights(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
+    path = folder / Path(str(meta["weights"])).name
+    try:
+        payload = path.read_bytes()
+    except OSError as e:
+        raise CheckpointError(f"the weights {path} cannot be read: {e.strerror or e}") from e
+    if hashlib.sha256(payload).hexdigest() != meta["sha256"]:
+        raise CheckpointError(
+            f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
+            "truncated or altered. Copy the folder again"
+        )
+    try:
+        return load_tensors(payload)
+    except SafetensorError as e:
+        raise CheckpointError(f"{path} is no readable safetensors file: {e}") from e
+
+
+def write_atomic(path: Path, payload: bytes) -> None:
+    """Write a file next to its place and rename it there: readers see the old or the new, whole.
+
+    Raises:
+        OSError: if the disk is full or not writable; the old file is untouched.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(payload)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,253 @@
+r"""The training objective.
+
+.. math:: L = \frac1M \sum_m \mathrm{mean}_b\, \ell(f_m(x_b), y_b) + L_\mathrm{div}
+
+Each member is trained on its own loss, never on the loss of the averaged prediction, under which
+members would collude (arXiv 2607.23860).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sigmanens.diversity import Diversity
+from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.errors import InputError, NonFiniteError
+from sigmanens.training.groups import check_optimizer, param_groups
+
+__all__ = ["EnsembleLoss", "check_optimizer", "param_groups"]
+
+
+class EnsembleLoss:
+    """Mean of the members' own losses plus the diversity penalty.
+
+    Args:
+        loss: ``loss(logits, target)`` → (), mean over samples; cross-entropy by default. One that
+            takes ``ignore_index`` is given it, for class indices.
+        diversity: the penalty, or None.
+        class_dim: dimension of the classes in one member's logits (B, C, …).
+        ignore_index: label of samples that do not count.
+
+    Attributes:
+        task_loss: last mean of the members' losses, detached: (); None before the first call.
+        penalty_loss: last penalty, detached: (), or None without one.
+
+    Raises:
+        InputError: for a loss that is no mean over samples, one with an ``ignore_index`` of its own
+            that differs, or a ``diversity`` that is none.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Tensor] = F.cross_entropy,
+        diversity: Diversity | None = None,
+        class_dim: int = 1,
+        ignore_index: int = -100,
+    ) -> None:
+        if isinstance(loss, Diversity):
+            raise InputError(
+                "the first argument of EnsembleLoss is the members' loss, and got the penalty: "
+                "EnsembleLoss(diversity=Diversity(…))"
+            )
+        if not callable(loss):
+            raise InputError(f"loss is {loss!r}; expected a function (logits, target) -> ()")
+        if diversity is not None and not isinstance(diversity, Diversity):
+            raise InputError(f"diversity is {diversity!r}; expected a Diversity or None")
+        given = (
+            loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
+        )
+        if given.get("reduction", "mean") != "mean":
+            raise InputError(
+                f"the loss has reduction={given['reduction']!r}; expected 'mean': the members' "
+                "losses are averaged over samples"
+            )
+        if given.get("ignore_index", ignore_index) != ignore_index:
+            raise InputError(
+                f"the loss has ignore_index={given['ignore_index']}, EnsembleLoss {ignore_index}; "
+                "give both the same"
+            )
+        self.loss = loss
+        self.diversity = diversity
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+        self._takes_ignore = "ignore_index" not in given and _accepts(loss, "ignore_index")
+        self._cross_entropy = getattr(loss, "func", loss) is F.cross_entropy or isinstance(
+            loss, nn.CrossEntropyLoss
+        )
+        self.task_loss: Tensor | None = None
+        self.penalty_loss: Tensor | None = None
+
+    def __call__(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        ensemble: SigmaEnsemble | None = None,
+        *,
+        split: bool = False,
+    ) -> Tensor:
+        """Total loss: ().
+
+        Args:
+            logits: (M, B, C, …), as the ensemble returns them.
+            y: class indices (B, …), int64, or soft labels (B, C, …); the same for all members.
+            ensemble: needed for the penalty.
+            split: logits are (M, b, C, …) of ``forward(split=True)`` and y has the M·b rows of the
+                whole batch, of which member m counts rows m·b … (m+1)·b - 1.
+
+        Raises:
+            InputError: for logits or labels of the wrong shape, dtype or range, or a penalty
+                without its ensemble.
+            NonFiniteError: if the loss is NaN or infinite.
+        """
+        if self._penalised and ensemble is None:
+            raise InputError(
+                "this loss has a diversity penalty, which needs the ensemble: "
+                "loss_fn(logits, y, ensemble)"
+            )
+        task = self.task(logits, y, split=split)
+        self.task_loss = task.detach()
+        penalty = None if ensemble is None else self.penalty(ensemble)
+        return task if penalty is None else task + penalty
+
+    def task(self, logits: Tensor, y: Tensor, *, split: bool = False) -> Tensor:
+        """Mean over members and samples of the members' own losses: (); arguments as above."""
+        if not isinstance(logits, Tensor) or logits.dim() < 3 or not logits.is_floating_point():
+            raise InputError(
+                f"logits are {_described(logits)}; expected a float tensor (M, B, C, …) as the "
+                "ensemble returns (for a model output, pass its .logits)"
+            )
+        members, size = logits.shape[:2]
+        if size == 0:
+            raise InputError("the batch is empty (0 samples): its loss is undefined")
+        class_dim = self._class_dim(logits)
+        soft = isinstance(y, Tensor) and y.is_floating_point()
+        self._check_labels(logits, y, soft, class_dim, members * size if split else size)
+        if not split:
+            if self.diversity is not None and class_dim == 1:
+                self.diversity.observe(logits)
+            y = y.unsqueeze(0).expand(members, *y.shape).flatten(0, 1)
+        folded = logits.flatten(0, 1)
+        if class_dim != 1:
+            folded = folded.movedim(class_dim, 1)
+            y = y.movedim(class_dim, 1) if soft and y.dim() == folded.dim() else y
+        extra = {"ignore_index": self.ignore_index} if self._takes_ignore and not soft else {}
+        loss = self.loss(folded, y, **extra)
+        self._check_loss(loss, logits)
+        return loss
+
+    def penalty(self, ensemble: SigmaEnsemble) -> Tensor | None:
+        """The diversity penalty: (), or None without one or with weight 0."""
+        if self.diversity is None or not self._penalised:
+            self.penalty_loss = None
+            return None
+        penalty = self.diversity(ensemble)
+        self.penalty_loss = penalty.detach()
+        return penalty
+
+    @property
+    def _penalised(self) -> bool:
+        return self.diversity is not None and self.diversity.weight > 0
+
+    def _class_dim(self, logits: Tensor) -> int:
+        """Dimension of the classes in one member's logits, counted from the front."""
+        last = logits.dim() - 2
+        class_dim = self.class_dim + last + 1 if self.class_dim < 0 else self.class_dim
+        if not 1 <= class_dim <= last:
+            raise InputError(
+                f"class_dim is {self.class_dim}; one member's logits are "
+                f"{tuple(logits.shape[1:])}, whose classes may be in dimension 1 to {last}"
+            )
+        return class_dim
+
+    def _check_labels(
+        self, logits: Tensor, y: Tensor, soft: bool, class_dim: int, rows: int
+    ) -> None:
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            raise InputError(f"labels are {_described(y)}; expected a tensor (B,) or (B, C)")
+        if y.shape[0] != rows:
+            many = logits.shape[0] * logits.shape[1]
+            raise InputError(
+                f"labels have {y.shape[0]} rows; expected {rows} for logits {tuple(logits.shape)}"
+                + (
+                    ": one label per sample, never repeated for the members (after "
+                    "forward(split=True): loss_fn(…, split=True))"
+                    if y.shape[0] == many
+                    else ""
+                )
+            )
+        if not self._cross_entropy:
+            return
+        shape = (rows, *logits.shape[2:])
+        classes = shape[class_dim]
+        indices = shape[:class_dim] + shape[class_dim + 1 :]
+        if y.dtype != torch.int64 and not soft:
+            raise InputError(f"labels are {y.dtype}; expected int64 class indices: y.long()")
+        if y.shape != (shape if soft else indices):
+            hint = ""
+            if soft and y.shape == indices:
+                hint = ". For class indices: y.long()"
+            elif y.shape == shape:
+                hint = ". For one-hot labels: y.float()"
+            elif y.dim() == len(indices) + 1 and y.shape[-1] == 1:
+                hint = ". For a trailing dimension of 1: y.squeeze(-1)"
+            raise InputError(
+                f"labels are {_described(y)}; expected int64 class indices {indices} or soft "
+                f"labels {shape} for logits {tuple(logits.shape)}{hint}"
+            )
+        if y.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_range(y, soft, classes)
+
+    def _check_range(self, y: Tensor, soft: bool, classes: int) -> None:
+        if soft:
+            if bool((y < 0).any()):
+                raise InputError(
+                    f"soft labels go down to {float(y.min()):g}; expected probabilities ≥ 0"
+                )
+            return
+        real = y[y != self.ignore_index]
+        if real.numel() and (int(real.min()) < 0 or int(real.max()) >= classes):
+            raise InputError(
+                f"labels range from {int(real.min())} to {int(real.max())}; expected 0 to "
+                f"{classes - 1} for the {classes} classes of the head (or ignore_index="
+                f"{self.ignore_index})"
+            )
+
+    def _check_loss(self, loss: Tensor, logits: Tensor) -> None:
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise InputError(
+                f"the loss function returned {_described(loss)}; expected a scalar tensor, the "
+                "mean over samples (reduction='mean')"
+            )
+        if torch.compiler.is_compiling() or bool(torch.isfinite(loss.detach())):
+            return
+        if bool(torch.isfinite(logits.detach()).all()):
+            cause = (
+                "though all logits are finite. Look for NaN in soft labels, or a batch in which "
+                f"every label is ignore_index={self.ignore_index}"
+            )
+        else:
+            bad = ~torch.isfinite(logits.detach()).flatten(1)
+            which = [i for i, row in enumerate(bad) if bool(row.any())]
+            cause = (
+                f"with NaN or infinite logits in members {which}. Look for NaN in the inputs, a "
+                "learning rate that is too high, or an overflow in half precision"
+            )
+        raise NonFiniteError(f"the loss is {float(loss.detach())}, {cause}")
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def _accepts(fn: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False
