@@ -214,7 +214,7 @@ def test_hooks_of_a_wrapped_norm_run_once() -> None:
     base.norm.register_forward_hook(lambda *_: seen.append(1))
     ens = sn.convert(base, 2, init="preserve", schedule="sequential")
     seen.clear()
-    with ens.axis.only(0, 1):
+    with ens.axis.choosing(start=0, stop=1):
         ens(torch.randn(2, C))
     assert seen == [1]
 

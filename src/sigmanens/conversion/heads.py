@@ -37,11 +37,10 @@ class MemberHeads(nn.Module):
         self.heads = nn.ModuleList(heads)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        axis = self.axis
-        axis.check()
-        k = axis.active
+        made = self.axis.current
+        k = made.stop - made.start
         if k == 1:
-            return self.heads[axis.start](*args, **kwargs)
+            return self.heads[made.start](*args, **kwargs)
         rows = _rows(args, kwargs)
         size = rows // k
 
@@ -50,7 +49,7 @@ class MemberHeads(nn.Module):
                 return x.narrow(0, i * size, size) if x.dim() and x.shape[0] == rows else x
 
             a, kw = map_tensors(cut, (args, kwargs))
-            return self.heads[axis.start + i](*a, **kw)
+            return self.heads[made.start + i](*a, **kw)
 
         return join([part(i) for i in range(k)], [1] * k)
 

@@ -14,6 +14,7 @@ from sigmanens.conversion.heads import MemberHeads
 from sigmanens.errors import InputError
 from sigmanens.norms import MemberNorm
 from sigmanens.norms.scales import adopt_hooks
+from sigmanens.passes.sharing import unshare
 
 __all__ = ["collapse", "member"]
 
@@ -75,6 +76,7 @@ def _plain(converted: nn.Module, patches: Patches, members: slice) -> nn.Module:
     for path, attribute, value in patches:
         setattr(network.get_submodule(path), attribute, value)
     allow_fusing(network)
+    unshare(network)
     return network
 
 

@@ -13,8 +13,8 @@ from sigmanens.diversity import measures
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.ensemble.inputs import call_arguments
 from sigmanens.ensemble.prediction import log_mean_exp, logits_of
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import InputError
+from sigmanens.passes.modes import evaluating
 from sigmanens.seeding import device_of, own_random_state, seed_device
 
 if TYPE_CHECKING:

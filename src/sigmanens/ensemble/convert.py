@@ -31,7 +31,6 @@ from sigmanens.conversion.heads import HEADS, find_heads
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import logits_of
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import (
     AlreadyConvertedError,
     ConversionError,
@@ -40,6 +39,7 @@ from sigmanens.errors import (
     UnsupportedNormError,
 )
 from sigmanens.norms.inits import INITS
+from sigmanens.passes.modes import evaluating
 
 __all__ = ["convert", "convert_"]
 

@@ -122,7 +122,7 @@ def own_members(
         )
     size = members // ranks
     first = dist.get_rank(group) % ranks * size
-    with ensemble.axis.only(first, first + size):
+    with ensemble.axis.choosing(start=first, stop=first + size):
         yield range(first, first + size)
 
 

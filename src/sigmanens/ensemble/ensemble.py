@@ -7,10 +7,10 @@ shared weights: the same numbers with the memory of one) or in groups of k.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,21 +22,15 @@ from sigmanens.conversion.build import Converted
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    call_arguments,
-    find_batched,
-    input_tree,
-)
+from sigmanens.ensemble.features import member_features
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.ensemble.runner import MemberPasses
-from sigmanens.ensemble.trial import (
-    check_preserved,
-    evaluating,
-)
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.ensemble.preserved import check_preserved
+from sigmanens.ensemble.runner import Runner, share
+from sigmanens.ensemble.trial import twin_of
+from sigmanens.errors import InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
-from sigmanens.passes.trees import narrow
+from sigmanens.passes.modes import evaluating, training
 from sigmanens.saving.checkpoint import Saved, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
 
@@ -57,22 +51,112 @@ class Objective(Protocol):
         ...
 
 
-class SigmaEnsemble(MemberPasses):
+class SigmaEnsemble(nn.Module):
     """M members that share a backbone; made by :func:`sigmanens.convert`.
 
+    Calls from several threads do not see each other: an answer is the one that the call gets
+    alone, whatever members, chunks or schedule the others ask for. Predictions of a compiled
+    ensemble wait for each other.
+
     Attributes:
-        network: the converted network.
-        axis: which members are in the current pass.
+        network: the converted network. Its layers refuse a call from outside; see :meth:`forward`.
+        axis: the member axis that all its layers share.
         plan: how it was built; what a checkpoint stores.
         report: audit of the conversion.
         temperature: () float32, T applied to the averaged distribution by :meth:`predict`.
     """
 
+    temperature: Tensor
+
     def __init__(self, converted: Converted) -> None:
-        super().__init__(converted)
+        super().__init__()
+        network, plan = converted.network, converted.plan
+        self.network = network
+        self.axis = converted.axis
+        self.plan = plan
+        self.report = converted.report
+        self.patches = converted.patches
+        self.base_fingerprint = converted.base_fingerprint
+        self.training = network.training
+        place = next(chain(network.parameters(), network.buffers()), None)
+        device = None if place is None else place.device
+        self.register_buffer("temperature", torch.ones((), device=device))
+        self._runner = Runner(self.axis, self.report, plan.schedule)
+        self._dims = resolve_batch_dims(network, plan.batch_dims)
+        self._hinted = False
         self._frozen = False
 
+    # -- passes ----------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, split: bool = False, **kwargs: Any) -> Any:
+        """Results of all members.
+
+        Args:
+            args, kwargs: inputs of the base network. Every tensor with the batch in dimension 0
+                (or where ``batch_dims`` says) is given to each member; other inputs are shared.
+            split: the batch holds M·b rows and member m sees rows m·b … (m+1)·b - 1 only.
+
+        Returns:
+            what the base returns (tensor, tuple, mapping, dataclass, ModelOutput), each tensor
+            (M, B, …), or (M, b, …) under ``split``.
+
+        Raises:
+            InputError: if no input has a batch dimension, the batch does not divide under
+                ``split``, the network moves its batch dimension under schedule="folded", or it
+                returns an object of an unknown class.
+        """
+        inputs = self._inputs(args, kwargs)
+        if split:
+            chosen = self.axis.chosen
+            share(inputs.size, chosen.stop - chosen.start)
+        if not torch.compiler.is_compiling():
+            with training(self):
+                return self._runner.run(self.network, inputs, split=split)
+        return self._runner.run(self.network, inputs, split=split)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+        """Inputs of a call, with a hint where their batch dimension is a guess."""
+        inputs = Inputs.of(args, kwargs, self._dims)
+        if inputs.guessed and not self._hinted and not torch.compiler.is_compiling():
+            self._hinted = True
+            first = inputs.guessed[0]
+            warn(
+                f"the batch dimension of input {', '.join(map(repr, inputs.guessed))} was guessed "
+                f"for a batch of {inputs.size} (dimension 0 where it has that size, else shared by "
+                f"all members). Say it with batch_dims={{{first!r}: 0}}, or None for an input "
+                "without a batch"
+            )
+        return inputs
+
+    @contextmanager
+    def fixed(self) -> Iterator[SigmaEnsemble]:
+        """Compute scales and shifts once for all predictions in the block.
+
+        In evaluation mode without gradients, layers then remember the scale and shift of each
+        member, into which a batch norm's statistics are folded. Parameters and statistics must not
+        change within the block, which holds for the thread that opens it::
+
+            with ens.fixed():
+                predictions = [ens.predict(x) for x in loader]
+        """
+        with self.axis.remembering():
+            yield self
+
     # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def num_members(self) -> int:
+        """M."""
+        return self.axis.num_members
+
+    @property
+    def schedule(self) -> str | int:
+        """How members share passes: "auto", "folded", "sequential", or members per pass."""
+        return self._runner.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: str | int) -> None:
+        self._runner.schedule = schedule
 
     @property
     def frozen_statistics(self) -> bool:
@@ -133,16 +217,20 @@ class SigmaEnsemble(MemberPasses):
             ConversionError: if a member does not reproduce them to 1e-3 of the largest logit, and
                 rounding is not the cause; where it is, a warning and the report say so.
         """
-        args, kwargs = call_arguments(example)
-        self._checked = False
+        inputs = self._inputs(*call_arguments(example, self.network))
+        for mode in (False, True):
+            with twin_of(self.network) as twin:
+                twin.train(mode)
+                if self._runner.schedule != "sequential" and not inputs.whole:
+                    self._runner.settle(twin, inputs)
         with evaluating(self):
-            ours = logits_of(self(*args, **kwargs))
+            ours = logits_of(self._runner.run(self.network, inputs.copied()))
         if expected is None:
             return
-        note = check_preserved(ours, expected, self, args, kwargs)
+        note = check_preserved(ours, expected, self, inputs)
         if note:
             self.report.notes.append(note)
-            warnings.warn(note, SigmaNensWarning, stacklevel=4)
+            warn(note)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -182,19 +270,22 @@ class SigmaEnsemble(MemberPasses):
             InputError: under ``split``, if the members do not divide the rows. What the forward
                 pass and the loss raise.
         """
-        args, named = call_arguments(x)
-        named = named | dict(kwargs or {})
-        total: Tensor | None = None
-        k = self.axis.active
-        shares = self._shares(args, named, y) if split else None
-        prefix = nullcontext() if split else self._shared_prefix(args, named)
-        with prefix as leaves:
-            for i, m in enumerate(range(self.axis.start, self.axis.stop)):
-                if shares is not None:
-                    args, named, y = shares[i]
-                with self._pass_of(m, m + 1):
-                    task = loss_fn.task(logits_of(self(*args, **named)), y) / k
-                    backward(task * scale)  # here, for activation checkpointing runs forward again
+        args, named = call_arguments(x, self.network)
+        inputs = self._inputs(args, named | dict(kwargs or {}))
+        chosen = self.axis.chosen
+        k, total = chosen.stop - chosen.start, None
+        size = _own_rows(inputs, y, k) if split else 0
+        with training(self):
+            leaves = None if split else self._runner.leaves(self.network, inputs)
+            for i, m in enumerate(range(chosen.start, chosen.stop)):
+                part, labels = inputs, y
+                if split:
+                    part, labels = inputs.narrow(i * size, size), y.narrow(0, i * size, size)
+                recorded = None if leaves is None else leaves.results
+                with self._runner.choosing(self, m, m + 1, recorded):
+                    result = self._runner.own(self.network, part).call(self)
+                    task = loss_fn.task(logits_of(result), labels) / k
+                    backward(task * scale)
                 total = task.detach() if total is None else total + task.detach()
             if leaves is not None:
                 leaves.backward()
@@ -243,52 +334,72 @@ class SigmaEnsemble(MemberPasses):
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise InputError(f"chunk is {chunk!r}; expected a number of rows ≥ 1, or None")
         t = float(self.temperature) if temperature is None else temperature
-        args, kwargs = call_arguments(x)
-        tree = input_tree(args, kwargs)
-        dims = self._dims
-        size = batch_size(args, kwargs, dims)
-        if size == 0:
+        inputs = self._inputs(*call_arguments(x, self.network))
+        if inputs.size == 0 and not inputs.whole:
             raise InputError("predict got an empty batch (0 samples)")
         risk = None if adaptive is False else check_risk(adaptive)
-        with evaluating(self), self.axis.only(0, k), self.axis.remembering():
+        with evaluating(self), self.axis.remembering(), self._runner.choosing(self, 0, k):
             if risk is not None:
-                return self._predict_adaptively(tree, size, chunk, risk, t, class_dim)
-            if chunk is None or chunk >= k * size:
-                return Prediction.from_logits(self._logits(tree), t, class_dim)
-            batched, _ = find_batched(tree, size, dims)
-            rows = min(size, chunk)
-            group = max(1, chunk // rows)
+                return self._predict_adaptively(inputs, k, chunk, risk, t, class_dim)
+            if chunk is None or chunk >= k * inputs.size:
+                return Prediction.from_logits(self._logits(inputs), t, class_dim)
+            rows = self._rows_per_pass(inputs, chunk)
+            group = max(1, chunk // max(rows, 1))
             parts = []
-            for first in range(0, size, rows):
-                part = narrow(tree, batched, first, min(rows, size - first))
+            for first in range(0, max(inputs.size, 1), max(rows, 1)):
+                part = inputs
+                if rows < inputs.size:
+                    part = inputs.narrow(first, min(rows, inputs.size - first))
                 blocks = []
                 for m in range(0, k, group):
-                    with self._pass_of(m, min(m + group, k)):
+                    with self._runner.choosing(self, m, min(m + group, k)):
                         blocks.append(self._logits(part))
                 parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
             return Prediction.cat(parts)
 
+    def _rows_per_pass(self, inputs: Inputs, chunk: int | None) -> int:
+        """Samples in a part of at most ``chunk``; all where they cannot be run in parts."""
+        if chunk is None or inputs.whole:
+            return inputs.size
+        self._runner.settle(self.network, inputs)
+        return min(inputs.size, chunk) if self._runner.divisible else inputs.size
+
     def _predict_adaptively(
         self,
-        tree: dict[str, Any],
-        size: int,
+        inputs: Inputs,
+        members: int,
         chunk: int | None,
         risk: float,
         temperature: float,
         class_dim: int,
     ) -> Prediction:
         """Members one at a time, at most ``chunk`` samples at once."""
-        k, dims = self.axis.active, self._dims
-        batched, _ = find_batched(tree, size, dims)
-        step = size if chunk is None else min(size, chunk)
-        parts = []
-        for first in range(0, size, step):
-            rows = min(step, size - first)
-            part = tree if rows == size else narrow(tree, batched, first, rows)
-            parts.append(
-                predict_adaptively(self, part, batched, rows, k, risk, temperature, class_dim)
+        step = self._rows_per_pass(inputs, inputs.size if chunk is None else chunk)
+        if not self._runner.divisible or inputs.whole:
+            raise InputError(
+                "adaptive stopping asks members for some of the samples, which this network cannot "
+                "run in parts; use adaptive=False"
             )
+
+        def ask(member: int, part: Inputs) -> Tensor:
+            with self._runner.choosing(self, member, member + 1):
+                return self._logits(part)[0]
+
+        parts = []
+        for first in range(0, inputs.size, step):
+            part = inputs.narrow(first, min(step, inputs.size - first))
+            parts.append(predict_adaptively(ask, part, members, risk, temperature, class_dim))
         return Prediction.cat(parts)
+
+    def _logits(self, inputs: Inputs) -> Tensor:
+        return logits_of(self._runner.own(self.network, inputs).call(self))
+
+    def features(self, x: Any, *, head_name: str | None = None) -> Tensor:
+        """What each member's head is given, in evaluation mode: (M, B, D).
+
+        See :func:`sigmanens.ensemble.features.member_features`.
+        """
+        return member_features(self, x, head_name=head_name)
 
     # -- leaving ---------------------------------------------------------------------------------
 
@@ -376,6 +487,16 @@ def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
     ensemble = SigmaEnsemble(converted)
     ensemble._restore(saved)
     return ensemble
+
+
+def _own_rows(inputs: Inputs, y: Tensor, members: int) -> int:
+    """Rows of each member when they divide the batch and its labels."""
+    size = share(inputs.size, members)
+    if y.shape[0] != inputs.size:
+        raise InputError(
+            f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label per row"
+        )
+    return size
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

@@ -19,17 +19,10 @@ from torch.export import Dim, ExportedProgram
 
 from sigmanens.conversion.build import Converted
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    call_arguments,
-    find_batched,
-    input_tree,
-    resolve_batch_dims,
-    split_tree,
-)
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
-from sigmanens.passes.trees import expand, map_tensors
+from sigmanens.passes.trees import map_tensors
 
 __all__ = [
     "BATCH",
@@ -93,7 +86,7 @@ class InferenceModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
-        with self.ensemble.axis.only(0, self.members):
+        with self.ensemble.axis.choosing(start=0, stop=self.members):
             logits = logits_of(self.ensemble(*args, **kwargs))
         prediction = Prediction.from_logits(logits, self.temperature, self.class_dim)
         return {name: getattr(prediction, name) for name in OUTPUTS}
@@ -137,20 +130,25 @@ class Task:
         device: torch.device | None = None,
     ) -> Task:
         """Copy an ensemble and try it on the example; see :func:`export_program`."""
-        args, kwargs = call_arguments(example)
+        args, kwargs = call_arguments(example, ensemble.network)
         dims = resolve_batch_dims(ensemble.network, ensemble.plan.batch_dims)
-        size = batch_size(args, kwargs, dims)
-        tree = input_tree(args, kwargs)
+        inputs = Inputs.of(args, kwargs, dims)
+        if inputs.whole:
+            raise ExportError(
+                f"input {', '.join(map(repr, inputs.whole))} is an object that holds tensors; "
+                "expected tensors, or tuples, lists and dicts of them"
+            )
         twin = copy.deepcopy(ensemble).eval().requires_grad_(False)
         if device is not None:
             twin = twin.to(device)
-            tree = map_tensors(lambda x, _: x.to(device), tree)
+            tree = map_tensors(lambda x, _: x.to(device), dict(inputs.tree))
+            inputs = replace(inputs, tree=tree)
         # By trial, what a trace cannot: finite results, and that folding keeps members apart.
-        inputs = tree if kwargs else tuple(tree.values())
-        twin.predict(inputs, members=members, class_dim=class_dim)
-        batched, _ = find_batched(tree, size, dims)
-        if size == 1:  # which a trace would take for a constant
-            tree = expand(tree, batched, 2)
+        given = inputs.tree if kwargs else tuple(inputs.tree.values())
+        twin.predict(given, members=members, class_dim=class_dim)
+        if inputs.size == 1:  # which a trace would take for a constant
+            inputs = inputs.expand(2)
+        tree, batched = dict(inputs.tree), dict(inputs.batched)
         declared = {path: batched.get(path) for path in tensors(tree)}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
         copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
@@ -161,8 +159,8 @@ class Task:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword inputs."""
-        args, kwargs = split_tree(self.tree)
-        return tuple(args), kwargs
+        args = tuple(v for k, v in self.tree.items() if k.isdigit())
+        return args, {k: v for k, v in self.tree.items() if not k.isdigit()}
 
     def resized(self, rows: int) -> Task:
         """The same with a batch of ``rows``: those of the tree, over and over."""

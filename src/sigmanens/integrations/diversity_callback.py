@@ -18,9 +18,9 @@ from sigmanens.diversity.probes import dropout_disagreement, nlls, pull_norms
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import call_arguments
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.integrations.lightning import EnsembleModule
+from sigmanens.passes.modes import evaluating
 from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["DiversityMonitor", "inputs_and_labels"]

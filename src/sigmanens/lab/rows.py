@@ -90,7 +90,7 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
         ensemble = as_ensemble(network)
         if not 1 <= members <= ensemble.num_members:
             raise InputError(f"members is {members}; expected 1 to {ensemble.num_members}")
-        active = partial(ensemble.axis.only, 0, members)
+        active = partial(ensemble.axis.choosing, start=0, stop=members)
 
     @torch.no_grad()
     def run(images: Pictures) -> Tensor:

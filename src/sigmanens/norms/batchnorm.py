@@ -24,7 +24,6 @@ class RunningStatistics(MemberNorm):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
     frozen_statistics: bool = False
-    _for_all: bool = False  # whether the last pass was one over B rows for all members
 
     def _init_statistics(self, source: nn.Module, members: int) -> None:
         """Take over eps, momentum and buffers of a plain BatchNorm or InstanceNorm."""
@@ -85,13 +84,7 @@ class RunningStatistics(MemberNorm):
         Raises:
             InputError: if the shape does not fit, or one value per channel is left in training.
         """
-        if not torch.compiler.is_compiling():
-            # Activation checkpointing runs again what ran for all members in the forward pass.
-            again = torch._C._current_graph_task_id() != -1
-            self._for_all = self._for_all if again else self.axis.shared
-            if self._for_all:
-                return self._once_for_all(x)
-        return self._normalised(x)
+        return self._once_for_all(x) if self.axis.once else self._normalised(x)
 
     def _normalised(self, x: Tensor) -> Tensor:
         updates = self.training and not self.frozen_statistics
@@ -111,7 +104,7 @@ class RunningStatistics(MemberNorm):
     def _once_for_all(self, x: Tensor) -> Tensor:
         """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
         start, stop = self.axis.start, self.axis.stop
-        with self.axis.only(start, start + 1):
+        with self.axis.running(start, start + 1, once=False):
             y = self._normalised(x)
         if self.training and not self.frozen_statistics and self.track_running_stats:
             for buffer in (self.running_mean, self.running_var, self.num_batches_tracked):

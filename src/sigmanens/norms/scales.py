@@ -215,16 +215,16 @@ class MemberNorm(nn.Module):
     def affine(self) -> tuple[Tensor, Tensor | None]:
         """Scales (k, *S) and shifts (k or 1, *S) of the k members in this pass."""
         axis = self.axis
-        axis.check()
+        made = axis.current
         scale, shift = self.scales(), self.shifts()
-        if axis.probing and isinstance(self, SigmaNorm):
+        if made.perturbed and isinstance(self, SigmaNorm):
             count = scale.numel()
             wave = torch.arange(count, device=scale.device, dtype=scale.dtype).mul(0.9).cos()
             scale = scale * (1 + 0.5 * wave.view_as(scale))
-        if axis.active != axis.num_members:
-            scale = scale[axis.start : axis.stop]
+        if made.stop - made.start != made.held:
+            scale = scale[made.start : made.stop]
             if shift is not None and shift.shape[0] != 1:
-                shift = shift[axis.start : axis.stop]
+                shift = shift[made.start : made.stop]
         return scale, shift
 
     def _normalise(
