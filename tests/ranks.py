@@ -160,7 +160,7 @@ def sharded(schedule: str, blocks: bool, synchronised: bool) -> dict[str, Any]:
     state = get_model_state_dict(ens, options=options)
     return {
         "losses": torch.stack(losses), "probs": probs, "cosine": cosine, "state": state,
-        "refused": refused, "prefix": ens._prefix is not None,
+        "refused": refused, "prefix": ens._runner._prefix is not None,
     }  # fmt: skip
 
 

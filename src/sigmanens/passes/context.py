@@ -110,8 +110,8 @@ class MemberAxis:
         if found is None or not found.running or found.axis is not self:
             raise OutsidePassError(
                 "a converted layer was called outside a pass of its ensemble, where it is not "
-                "known which member the rows belong to. Call ens(x), ens.predict(x), ens.features(x) "
-                "for features, or ens.member(m) for the network of one member"
+                "known which member the rows belong to. Call ens(x), ens.predict(x) or "
+                "ens.features(x), or take the network of one member: ens.member(m)"
             )
         return found
 
