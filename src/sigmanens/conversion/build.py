@@ -177,7 +177,7 @@ def _sigma_norm(
 
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
-    """Give the new layer its name, the mode and the hooks of the old one, and a template."""
+    """Give the new layer its name, the mode, the hooks and the class of the old one."""
     if not isinstance(new, MemberNorm):
         raise ConversionError(
             f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
@@ -189,7 +189,7 @@ def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) 
         if module not in theirs:
             module.training = source.training
     adopt_hooks(new, source)
-    new.remember(source, like)
+    new.take_place_of(source, like)
     return new
 
 

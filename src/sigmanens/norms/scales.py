@@ -28,7 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.errors import InputError
+from sigmanens.norms.computed import computed
 from sigmanens.norms.kernels import each, scales_in_kernel
+from sigmanens.norms.kinds import stand_for
 from sigmanens.passes.context import MemberAxis
 
 __all__ = [
@@ -51,6 +53,7 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_SETTINGS = ("eps", "momentum", "track_running_stats")  # which other code changes on a norm
 
 
 @dataclass
@@ -111,36 +114,70 @@ def without_hooks(module: nn.Module) -> nn.Module:
 class MemberNorm(nn.Module):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
+    Conversion makes it an instance of the class it replaces as well (:meth:`take_place_of`).
     A source that drops out and activates what it has normalised hands its submodules for that
-    over (:meth:`adopt_tail`); they keep their names and are applied last.
+    over (``tail``); they keep their names and are applied last.
+
+    Args:
+        axis: the member axis.
+        source: where the tail comes from.
+        tail: names of the submodules the source applies last, in this order; absent ones are
+            passed over.
     """
+
+    prefix = "Member"  # of the name of a class made for a source's class
 
     axis: MemberAxis
     where: str
     channels_last: bool = False  # parameters align with the trailing dimensions, not dimension 1
-    tail: tuple[str, ...] = ()  # submodules applied after scale and shift, in this order
+    always_evaluates: bool = False  # .train() leaves the layer itself in evaluation mode
 
-    def __init__(self, axis: MemberAxis) -> None:
+    def __init__(
+        self, axis: MemberAxis, source: nn.Module | None = None, tail: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.axis = axis
         self.where = type(self).__name__
         self._template: list[nn.Module] = []  # in a list, so that it is no submodule
+        self.tail = tuple(n for n in tail if isinstance(getattr(source, n, None), nn.Module))
+        for name in self.tail:
+            self.add_module(name, getattr(source, name))
 
-    def remember(self, source: nn.Module, like: Tensor | None = None) -> None:
-        """Keep a copy of the source norm, without its hooks, as the template of plain norms.
+    def take_place_of(self, source: nn.Module, like: Tensor | None = None) -> None:
+        """Be a norm of the source's class to other code, and keep a copy as template of plain ones.
+
+        The attributes of the source that this layer lacks (``affine``, ``momentum``, …) become its
+        own. Parameters and buffers do not.
 
         Args:
             source: the norm that this layer replaces.
             like: a tensor with the dtype and device of the network, for norms without tensors.
         """
         self._template = [without_hooks(source)]
+        for key, value in vars(source).items():
+            if not hasattr(self, key) and getattr(value, "__self__", None) is not source:
+                setattr(self, key, value)
+        stand_for(self, type(source))
 
-    def adopt_tail(self, source: nn.Module, names: Sequence[str] = ("drop", "act")) -> None:
-        """Take over the submodules that the source applies last; absent ones are passed over."""
-        found = [n for n in names if isinstance(getattr(source, n, None), nn.Module)]
-        for name in found:
-            self.add_module(name, getattr(source, name))
-        self.tail = tuple(found)
+    @property
+    def template(self) -> nn.Module:
+        """A plain norm of the source's class.
+
+        Raises:
+            InputError: if this layer has taken no norm's place.
+        """
+        if not self._template:
+            raise InputError(
+                f"layer '{self.where}' was not made by conversion: it has no plain form"
+            )
+        return self._template[0]
+
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode of the layer and its submodules, as the replaced norm would."""
+        super().train(mode)
+        if self.always_evaluates:
+            self.training = False
+        return self
 
     def finish(self, y: Tensor) -> Tensor:
         """Apply the source's dropout and activation to the scaled y."""
@@ -157,10 +194,6 @@ class MemberNorm(nn.Module):
         Raises:
             InputError: if the source's class has no ``weight`` or ``bias`` to take them over.
         """
-        if not self._template:
-            raise InputError(
-                f"layer '{self.where}' was not made by conversion: it has no plain form"
-            )
         norm = self._blank()
         values = self._plain_affine(members)
         for key, value in values.items():
@@ -186,7 +219,10 @@ class MemberNorm(nn.Module):
 
     def _blank(self) -> nn.Module:
         """A fresh copy of the template, its dropout and activation as they are now."""
-        norm = copy.deepcopy(self._template[0])
+        norm = copy.deepcopy(self.template)
+        for key in _SETTINGS:
+            if hasattr(norm, key) and hasattr(self, key):
+                setattr(norm, key, getattr(self, key))
         for name in self.tail:
             setattr(norm, name, copy.deepcopy(getattr(self, name)))
         return norm
@@ -197,7 +233,7 @@ class MemberNorm(nn.Module):
         values = {"weight": scale[members].mean(0)}
         if shift is not None:
             values["bias"] = (shift[members] if shift.shape[0] > 1 else shift).mean(0)
-        elif getattr(self._template[0], "bias", None) is not None:
+        elif getattr(self.template, "bias", None) is not None:
             values["bias"] = torch.zeros_like(values["weight"])
         return values
 
@@ -212,7 +248,7 @@ class MemberNorm(nn.Module):
         """Shifts (M, *S) or shared (1, *S), at least float32, or None."""
         raise NotImplementedError
 
-    def affine(self) -> tuple[Tensor, Tensor | None]:
+    def scale_and_shift(self) -> tuple[Tensor, Tensor | None]:
         """Scales (k, *S) and shifts (k or 1, *S) of the k members in this pass."""
         axis = self.axis
         axis.check()
@@ -232,15 +268,19 @@ class MemberNorm(nn.Module):
     ) -> Tensor:
         """``norm(rows, scale, shift)`` of each member's rows of x, by the faster of two ways.
 
+        Then the tail.
+
         Args:
             x: (k·B, …).
             norm: normalises sample by sample, with the affine it is given.
         """
-        scale, shift = self.axis.recall(self, self.affine)
+        scale, shift = self.axis.recall(self, self.scale_and_shift)
         self._check_rows(x)
         if scales_in_kernel(x, scale):
-            return each(lambda _, rows, weight, bias: norm(rows, weight, bias), x, scale, shift)
-        return self._scale_shift(norm(x, None, None), scale, shift)
+            y = each(lambda _, rows, weight, bias: norm(rows, weight, bias), x, scale, shift)
+        else:
+            y = self._scale_shift(norm(x, None, None), scale, shift)
+        return self.finish(y)
 
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
@@ -296,9 +336,16 @@ class SigmaNorm(MemberNorm):
     carrier: Tensor | None
     offset: Tensor | None
     shift: Tensor | None
+    prefix = "Sigma"
 
-    def __init__(self, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis)
+    def __init__(
+        self,
+        axis: MemberAxis,
+        affine: Affine,
+        source: nn.Module | None = None,
+        tail: Sequence[str] = (),
+    ) -> None:
+        super().__init__(axis, source, tail)
         self.kind = affine.kind
         name = "scale_logit" if affine.kind == "sigmoid" else "scale"
         self.register_parameter(name, nn.Parameter(affine.logit))
@@ -310,9 +357,12 @@ class SigmaNorm(MemberNorm):
         else:
             self.register_buffer("shift", affine.shift)
 
-    def remember(self, source: nn.Module, like: Tensor | None = None) -> None:
-        super().remember(source, like)
-        template = self._template[0]
+    def take_place_of(self, source: nn.Module, like: Tensor | None = None) -> None:
+        super().take_place_of(source, like)
+        for flag in ("affine", "elementwise_affine"):
+            if hasattr(source, flag):
+                setattr(self, flag, True)
+        template = self.template
         if hasattr(template, "weight") and template.weight is None:
             like = self.logit if like is None else like
             ones = torch.ones(self.logit.shape[1:], dtype=like.dtype, device=like.device)
@@ -346,13 +396,66 @@ class SigmaNorm(MemberNorm):
 
     @property
     def weight(self) -> Tensor:
-        """Effective scales (M, *S): for code that reads a norm's ``weight`` for device or dtype."""
-        return self.scales()
+        """Effective scales (M, *S), to be read; a write raises InputError.
+
+        ``weight.requires_grad_(…)`` is that of the scale parameter.
+        """
+        return computed(self.scales(), self.logit, self._refusal("weight"))
+
+    @weight.setter
+    def weight(self, value: object) -> None:
+        raise InputError(self._refusal("weight"))
 
     @property
     def bias(self) -> Tensor | None:
-        """Shifts (M or 1, *S) or None: the counterpart of :attr:`weight`."""
-        return self.shifts()
+        """Shifts (M, *S): the parameter if there is one per member, else to be read.
+
+        Zeros where the base had a shift and the members have none; None where neither has.
+        """
+        shift = self.shift
+        if isinstance(shift, nn.Parameter):
+            return shift
+        if shift is None:
+            if not self._template or getattr(self._template[0], "bias", None) is None:
+                return None
+            shift = torch.zeros_like(self.logit[0])
+        value = shift.detach().expand(self.logit.shape)
+        return computed(value, None, self._refusal("bias"))
+
+    @bias.setter
+    def bias(self, value: object) -> None:
+        raise InputError(self._refusal("bias"))
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As of any module; ``weight`` and ``bias`` are no parameters here and raise InputError."""
+        if name.removesuffix("_orig") in ("weight", "bias"):
+            raise InputError(self._refusal(name.removesuffix("_orig")))
+        super().register_parameter(name, param)
+
+    def reset_parameters(self) -> None:
+        """Refuse: scales are drawn by conversion.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"σNorm layer '{self.where}' has no parameters of its base to reset: its scales are "
+            "drawn by sigmanens.convert. Convert again"
+        )
+
+    def _refusal(self, name: str) -> str:
+        """What a write to ``weight`` or ``bias`` is told."""
+        of = type(self).__name__
+        if name == "weight":
+            own = "scale_logit" if self.kind == "sigmoid" else "scale"
+            what, cure = f"computed from the members' scales in '{own}'", f"norm.{own}"
+            cure = f"Write to {cure} (M, *S), or to the base before sigmanens.convert"
+        elif self.shift is None:
+            what = "0 for all members, which have no shift"
+            cure = "Convert with shift=True for one per member"
+        else:
+            what, cure = "the base's shift, shared by all members", "Write to norm.shift (*S)"
+        return f"the {name} of σNorm layer '{self.where}' ({of}) cannot be written: it is {what}. {cure}"
 
     def extra_repr(self) -> str:
         shift = "none" if self.shift is None else "shared"
