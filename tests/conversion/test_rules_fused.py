@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import sigmanens as sn
 from sigmanens.conversion.rules import KeepRule, is_norm, rule_for
 from sigmanens.errors import ConversionError, InputError, NoNormError, UnsupportedNormError
-from sigmanens.norms import MemberBatchNorm, SigmaBatchNorm
-from sigmanens.norms.scales import MemberNorm
+from sigmanens.norms import MemberBatchNorm, MemberNorm, SigmaBatchNorm
 
 timm_layers = pytest.importorskip("timm.layers")
 norm_act = pytest.importorskip("timm.layers.norm_act")

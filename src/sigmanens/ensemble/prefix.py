@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.ensemble.inputs import split_tree
 from sigmanens.norms.batchnorm import RunningStatistics
-from sigmanens.norms.scales import HOOKS, SigmaNorm
+from sigmanens.norms.member import HOOKS
+from sigmanens.norms.scales import SigmaNorm
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import map_tensors
 

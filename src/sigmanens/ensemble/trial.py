@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sigmanens.ensemble.prediction import logits_of
 from sigmanens.ensemble.prefix import Prefix, find_prefix
 from sigmanens.errors import ConversionError
-from sigmanens.norms.scales import MemberNorm
+from sigmanens.norms import MemberNorm
 from sigmanens.passes.trees import join, map_tensors, narrow
 
 if TYPE_CHECKING:

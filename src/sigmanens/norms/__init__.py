@@ -16,6 +16,7 @@ from sigmanens.norms.batchnorm import (
     SigmaBatchNorm,
     SigmaInstanceNorm,
 )
+from sigmanens.norms.member import MemberNorm
 from sigmanens.norms.replacing import become
 from sigmanens.norms.samplewise import (
     SigmaChannelsFirstLayerNorm,
@@ -23,7 +24,7 @@ from sigmanens.norms.samplewise import (
     SigmaLayerNorm,
     SigmaRMSNorm,
 )
-from sigmanens.norms.scales import Affine, MemberNorm, SigmaNorm
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 
 __all__ = [

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from sigmanens.errors import InputError
 from sigmanens.norms import synchronised
 from sigmanens.norms.kernels import batch_norm, each, is_large, writes_in_place
-from sigmanens.norms.scales import Affine, MemberNorm, SigmaNorm
+from sigmanens.norms.member import MemberNorm
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["MemberBatchNorm", "RunningStatistics", "SigmaBatchNorm", "SigmaInstanceNorm"]

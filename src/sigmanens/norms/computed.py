@@ -7,7 +7,7 @@ computed value would be lost, so it raises::
     >>> norm.weight.requires_grad_(False)           # the same as on norm.scale_logit
     >>> norm.weight.mean(), norm.weight.device      # plain results
 
-What shares memory with it (``.data``, ``.detach()``, views) refuses too; all else is a plain tensor.
+What shares memory with it (``.data``, ``.detach()``, views) refuses too; other results are plain.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ class ``SigmaBatchNorm2d``, derived from :class:`~sigmanens.norms.SigmaBatchNorm
 
 from __future__ import annotations
 
-import functools
 from typing import Any, SupportsIndex
 
 from torch import nn
@@ -23,11 +22,8 @@ def stand_for(layer: nn.Module, kind: type[nn.Module]) -> None:
     """
     own = own_class(layer)
     for base in kind.__mro__:
-        if base is nn.Module:
-            layer.__class__ = own
-            return
         try:
-            layer.__class__ = _joined(own, base)
+            layer.__class__ = own if base is nn.Module else _joined(own, base)
         except TypeError:
             continue
         return
@@ -38,8 +34,12 @@ def own_class(layer: nn.Module) -> type[nn.Module]:
     return getattr(type(layer), "_parts", (type(layer),))[0]
 
 
-@functools.cache
+_made: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+
 def _joined(own: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
+    if (own, kind) in _made:
+        return _made[own, kind]
     name = f"{own.prefix}{kind.__name__}"  # type: ignore[attr-defined]
     made = {
         "__doc__": own.__doc__,
@@ -48,7 +48,7 @@ def _joined(own: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
         "__reduce_ex__": _reduce,
         "_parts": (own, kind),
     }
-    return type(name, (own, kind), made)
+    return _made.setdefault((own, kind), type(name, (own, kind), made))
 
 
 def _reduce(layer: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:

@@ -25,8 +25,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from sigmanens.errors import ConversionError
 from sigmanens.norms.batchnorm import RunningStatistics
-from sigmanens.norms.kinds import stand_for
-from sigmanens.norms.scales import MemberNorm
+from sigmanens.norms.member import MemberNorm
 
 __all__ = ["become"]
 
@@ -58,13 +57,19 @@ def become(layer: MemberNorm, new: nn.Module) -> None:
 
 def _of_one_member(new: nn.Module, old: nn.Module) -> nn.Module:
     """``new`` with the values of ``old`` in place of the members': what plain norms start from."""
+    weight = (
+        old.get_parameter("weight") if "weight" in old._parameters else old.get_buffer("weight")
+    )
+    none = {
+        "bias": torch.zeros_like(weight),
+        "num_batches_tracked": torch.zeros_like(weight[0]).long(),
+    }
     for key in _VALUES:
         value = getattr(old, key, None)
         if key in new._parameters:
             new._parameters[key] = None if value is None else nn.Parameter(value.detach().clone())
         elif key in new._buffers:
-            like = torch.zeros_like(old.weight) if value is None else value  # type: ignore[arg-type]
-            new._buffers[key] = like.detach().clone()
+            new._buffers[key] = none[key] if value is None else value.detach().clone()
     return new
 
 
@@ -80,4 +85,4 @@ def _on_registration(parent: nn.Module, name: str, new: nn.Module | None) -> nn.
     return old
 
 
-register_module_module_registration_hook(_on_registration)
+register_module_module_registration_hook(_on_registration)  # type: ignore[arg-type]

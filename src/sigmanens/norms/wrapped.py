@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.errors import ConversionError
-from sigmanens.norms.scales import Affine, SigmaNorm, without_hooks
+from sigmanens.norms.member import without_hooks
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["SigmaWrappedNorm"]
