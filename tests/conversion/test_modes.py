@@ -32,6 +32,14 @@ def by_class_name(network: nn.Module) -> None:
             module.eval()
 
 
+def with_its_affine(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+            module.weight.requires_grad = False
+            module.bias.requires_grad = False
+
+
 def the_first(network: nn.Module) -> None:
     next(m for m in network.modules() if isinstance(m, _BatchNorm)).eval()
 
@@ -50,7 +58,9 @@ def overriding(network: nn.Module, change: Callable[[nn.Module], None]) -> nn.Mo
     return network
 
 
-@pytest.mark.parametrize("change", [by_class, by_exact_class, by_class_name, the_first])
+@pytest.mark.parametrize(
+    "change", [by_class, by_exact_class, by_class_name, with_its_affine, the_first]
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_modes_after_train_are_those_of_the_base(
     name: str, change: Callable[[nn.Module], None]

@@ -292,6 +292,7 @@ def test_what_timm_freezes_it_can_thaw(name: str) -> None:
     utils.freeze(ens.network, ["bn1", "conv1"])
     layer = ens.network.bn1
     assert type(layer).__name__.startswith("SigmaFrozenBatchNorm")
+    assert str(layer).startswith(f"{type(layer).__name__}((")
     assert not layer.scale_logit.requires_grad
     assert not ens.train().network.bn1.training
     ens.freeze_statistics().freeze_statistics(False)
@@ -330,6 +331,26 @@ def sync_by_timm(network: nn.Module) -> nn.Module:
     return pytest.importorskip("timm.layers").convert_sync_batchnorm(network)
 
 
+class AnyBatchNorm(_BatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+def revert(network: nn.Module) -> nn.Module:
+    """As Lightning and mmcv have it."""
+    new = network
+    if isinstance(network, nn.SyncBatchNorm):
+        new = AnyBatchNorm(network.num_features, network.eps, network.momentum)
+        with torch.no_grad():
+            new.weight, new.bias = network.weight, network.bias
+        for key in STATISTICS:
+            setattr(new, key, getattr(network, key))
+        new.training = network.training
+    for name, child in network.named_children():
+        new.add_module(name, revert(child))
+    return new
+
+
 @pytest.mark.parametrize("convert", [sync, sync_by_timm])
 @pytest.mark.parametrize("name", ["dense", "pictures", "timm"])
 def test_converting_to_synchronised_statistics_afterwards(
@@ -344,8 +365,13 @@ def test_converting_to_synchronised_statistics_afterwards(
     assert list(ens.state_dict()) == keys
     assert all(a is b for a, b in zip(ens.parameters(), parameters, strict=True))
     compare(ens, plain, NETWORKS[name][1]())
+    compare(ens, members(ens), NETWORKS[name][1]())
     kinds = {type(m) for m in ens.member(0).modules() if isinstance(m, _BatchNorm)}
-    assert all(issubclass(k, nn.SyncBatchNorm) for k in kinds)
+    if name != "timm" or convert is sync_by_timm:  # else activations would be left out
+        assert all(issubclass(k, nn.SyncBatchNorm) for k in kinds)
+    revert(ens)
+    assert not any(m.synchronised or isinstance(m, nn.SyncBatchNorm) for m in layers)
+    compare(ens, members(ens), NETWORKS[name][1]())
 
 
 def test_a_kept_batch_norm_is_synchronised_too() -> None:

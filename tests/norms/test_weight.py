@@ -99,6 +99,10 @@ def test_freezing_the_weight_freezes_the_scales() -> None:
     assert norm.scale_logit.requires_grad
     norm.requires_grad_(False)
     assert not norm.weight.requires_grad
+    norm.bias.requires_grad = False  # the base's shift is frozen already
+    assert not norm.bias.requires_grad
+    with pytest.raises(InputError, match="the bias of σNorm layer '1'"):
+        norm.bias.requires_grad_(True)
 
 
 def test_a_norm_without_a_shift_in_the_base_has_none() -> None:

@@ -29,8 +29,7 @@ class RunningStatistics(MemberNorm):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
     frozen_statistics: bool = False
-    synchronised: bool = False  # statistics over all processes of the group, where it has several
-    process_group: object = None
+    synchronised: bool  # statistics over all processes of the group, where it has several
     _for_all: bool = False  # whether the last pass was one over B rows for all members
 
     def _init_statistics(self, source: nn.Module, members: int) -> None:
@@ -41,18 +40,14 @@ class RunningStatistics(MemberNorm):
         tracks = getattr(source, "track_running_stats", True)
         self.track_running_stats: bool = bool(tracks) and source.running_mean is not None
         self.allowed_dims: tuple[int, ...] = _allowed_dims(source)
-        if isinstance(source, nn.SyncBatchNorm):
-            self.synchronise(source.process_group)
+        self.synchronised = isinstance(source, nn.SyncBatchNorm)
+        self.process_group: object = getattr(source, "process_group", None)
         for key in ("running_mean", "running_var", "num_batches_tracked"):
             value = getattr(source, key, None)
             if value is not None:
                 value = _widened(value.detach())
                 value = value.expand(members, *value.shape).clone()
             self.register_buffer(key, value)
-
-    def synchronise(self, group: object = None) -> None:
-        """Take batch statistics over all processes of a group; of the default one by default."""
-        self.synchronised, self.process_group = True, group
 
     def reset_running_stats(self) -> None:
         """Set means to 0, variances to 1 and the counts to 0, for all members."""

@@ -35,6 +35,12 @@ class Computed(Tensor):
     _source: nn.Parameter | None = None
     _refusal: str = "this value is computed and cannot be written to"
 
+    def _set_requires_grad(self, requires_grad: bool = True) -> None:
+        if self._source is not None:
+            self._source.requires_grad_(requires_grad)
+        elif requires_grad:
+            raise InputError(self._refusal)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -47,15 +53,14 @@ class Computed(Tensor):
         name = getattr(func, "__name__", "")
         target = _target(args[0] if args else kwargs.get("tensor", kwargs.get("input")))
         if target is not None:
-            if name == "requires_grad_" and target._source is not None:
-                target._source.requires_grad_(*args[1:], **kwargs)
-                return target
             what = getattr(func, "__self__", None)  # the attribute that is read or set
-            if what is Tensor.requires_grad and target._source is not None:
-                if name == "__get__":
-                    return target._source.requires_grad
-                target._source.requires_grad = args[1]
-                return None
+            if name == "requires_grad_":
+                target._set_requires_grad(*args[1:], **kwargs)
+                return target
+            if what is Tensor.requires_grad and name == "__get__":
+                return target._source is not None and target._source.requires_grad
+            if what is Tensor.requires_grad:
+                return target._set_requires_grad(args[1])
             if name == "__get__" and what is Tensor.grad:
                 raise InputError(f"its gradient arrives elsewhere: {target._refusal}")
             writes = name.endswith("_") and not name.endswith("__")
@@ -81,7 +86,8 @@ def computed(value: Tensor, source: nn.Parameter | None, refusal: str) -> Tensor
 
     Args:
         value: what reading gives, any shape. Compilers and function transforms get it as it is.
-        source: the parameter whose ``requires_grad`` is read and set in its place, or None.
+        source: the parameter whose ``requires_grad`` is read and set in its place; None for a
+            value that never requires a gradient.
         refusal: what is wrong with a write, and what to do instead.
     """
     if type(value) is not Tensor or not is_eager():

@@ -253,6 +253,9 @@ class MemberNorm(nn.Module):
                 "Use schedule='sequential'"
             )
 
+    def __repr__(self) -> str:
+        return nn.Module.__repr__(self)  # the replaced class may print its own tensors
+
     def _load_from_state_dict(self, *args: Any) -> None:
         # Not by what the replaced class does with states of its own older versions.
         nn.Module._load_from_state_dict(self, *args)
