@@ -111,7 +111,7 @@ class Doubling(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        factor = 1.0 if isinstance(self.norm, nn.LayerNorm) else 2.0
+        factor = 1.0 if type(self.norm) is nn.LayerNorm else 2.0
         return self.head(self.encoder(self.norm(x))[:, 0] * factor)
 
 

@@ -228,7 +228,7 @@ def test_submodules_applied_last_are_found_and_kept() -> None:
     base = Around(norm, (4, C)).eval()
     x = torch.randn(5, 4, C)
     ens = apart(sn.convert(base, 2, init="preserve", example=x))
-    assert [n for n, _ in ens.network.norm.named_children()] == ["inner", "thin", "bend"]
+    assert [n for n, _ in ens.network.norm.named_children()] == ["thin", "bend", "inner"]
     torch.testing.assert_close(ens.member(1)(x), ens(x)[1], rtol=1e-5, atol=1e-5)
     assert str(ens.member(0)) == str(base)
     for m, alone in enumerate(member_networks(base, ens)):

@@ -17,11 +17,12 @@ from sigmanens.conversion.config import Plan
 from sigmanens.conversion.fingerprint import shared_fingerprints
 from sigmanens.conversion.guards import forbid_fusing
 from sigmanens.conversion.heads import MemberHeads, member_heads
+from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
 from sigmanens.conversion.rules import NormRule, Rule
 from sigmanens.errors import ConversionError, SigmaNensWarning
 from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.norms.inits import initial_affine
-from sigmanens.norms.scales import adopt_hooks
+from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["Converted", "build"]
@@ -74,6 +75,7 @@ def build(
     network = model if in_place else copy.deepcopy(model)
     # All that can fail comes before the network is touched, so that convert_ never leaves half.
     places = _replacements(network, plan, entries, rules, axis, generator)
+    modes = modes_after_train(network)
     for name, new in places:
         if name == "":
             network = new
@@ -104,6 +106,13 @@ def build(
         report.notes.append(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
             "as the rest of the base. For heads that train: head='copy' or head='fresh'"
+        )
+    kept = keep_in_evaluation(network, modes)
+    if kept:
+        report.notes.append(
+            f"train() of {kind.__name__} keeps {len(kept)} norms in evaluation mode by their exact "
+            f"class (first: '{kept[0]}'), which the converted ones are not: they stay in "
+            "evaluation mode until their always_evaluates is set to False"
         )
     _warn_of_mixing(network, entries, rules, report)
     return Converted(network, axis, plan, report, patches, shared_fingerprints(network))
@@ -177,7 +186,7 @@ def _sigma_norm(
 
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
-    """Give the new layer its name, the mode and the hooks of the old one, and a template."""
+    """Give the new layer its name, the mode, the hooks and the class of the old one."""
     if not isinstance(new, MemberNorm):
         raise ConversionError(
             f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
@@ -189,7 +198,7 @@ def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) 
         if module not in theirs:
             module.training = source.training
     adopt_hooks(new, source)
-    new.remember(source, like)
+    new.take_place_of(source, like)
     return new
 
 

@@ -13,7 +13,7 @@ from sigmanens.conversion.guards import allow_fusing
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.errors import InputError
 from sigmanens.norms import MemberNorm
-from sigmanens.norms.scales import adopt_hooks
+from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.sharing import unshare
 
 __all__ = ["collapse", "member"]

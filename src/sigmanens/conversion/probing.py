@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sigmanens.norms.scales import without_hooks
+from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 
 __all__ = ["Protocol", "probe", "settings"]

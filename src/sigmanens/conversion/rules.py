@@ -39,15 +39,6 @@ from sigmanens.norms import (
     SigmaNorm,
     SigmaRMSNorm,
 )
-from sigmanens.norms.fused import (
-    MemberBatchNormAct,
-    MemberSyncBatchNorm,
-    SigmaBatchNormAct,
-    SigmaChannelsFirstLayerNormAct,
-    SigmaGroupNormAct,
-    SigmaLayerNormAct,
-    SigmaSyncBatchNorm,
-)
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 from sigmanens.passes.context import MemberAxis
 
@@ -126,16 +117,26 @@ def _of_weight(m: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape)
 
 
+def _activated(
+    build: Callable[..., SigmaNorm],
+    shape: Callable[[nn.Module], tuple[int, ...]],
+    keep: Callable[..., MemberNorm] | None = None,
+) -> NormRule:
+    """The rule for a norm of timm's that drops out and activates what it has normalised."""
+    tail = ("drop", "act")
+    kept = None if keep is None else partial(keep, tail=tail)
+    return NormRule(partial(build, tail=tail), shape, kept)
+
+
 _RULES: dict[type[nn.Module] | str, Rule] = {
     **dict.fromkeys(
-        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
         NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
     ),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         NormRule(SigmaInstanceNorm, _channels),
     ),
-    nn.SyncBatchNorm: NormRule(SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm),
     nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
     nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
     nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
@@ -144,16 +145,16 @@ _RULES: dict[type[nn.Module] | str, Rule] = {
     "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
     "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
     "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
-    "timm.layers.norm_act.BatchNormAct2d": NormRule(
-        SigmaBatchNormAct, _channels, MemberBatchNormAct
+    **dict.fromkeys(
+        ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.SyncBatchNormAct"),
+        _activated(SigmaBatchNorm, _channels, MemberBatchNorm),
     ),
-    "timm.layers.norm_act.SyncBatchNormAct": NormRule(
-        SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm
+    **dict.fromkeys(
+        ("timm.layers.norm_act.GroupNormAct", "timm.layers.norm_act.GroupNorm1Act"),
+        _activated(SigmaGroupNorm, _channels),
     ),
-    "timm.layers.norm_act.GroupNormAct": NormRule(SigmaGroupNormAct, _channels),
-    "timm.layers.norm_act.GroupNorm1Act": NormRule(SigmaGroupNormAct, _channels),
-    "timm.layers.norm_act.LayerNormAct": NormRule(SigmaLayerNormAct, _normalized),
-    "timm.layers.norm_act.LayerNormAct2d": NormRule(SigmaChannelsFirstLayerNormAct, _normalized),
+    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm, _normalized),
+    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm, _normalized),
     "timm.layers.grn.GlobalResponseNorm": KeepRule(
         "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
     ),

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.conversion.heads import MemberHeads
-from sigmanens.norms.scales import MemberNorm, SigmaNorm, is_sharded
+from sigmanens.norms import MemberNorm, SigmaNorm
+from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["alone", "can_be_alone", "is_compiled", "uncompiled"]

@@ -184,21 +184,31 @@ class SigmaEnsemble(nn.Module):
         """Stop or resume the update of batch statistics, whatever ``.train()`` is called later."""
         self._frozen = frozen
         for module in self.network.modules():
-            if isinstance(module, RunningStatistics):
-                if module.track_running_stats:
-                    module.freeze_statistics(frozen)
-            elif _keeps_statistics(module):
-                module.train(self.training and not frozen)
-        return self
+            if isinstance(module, RunningStatistics) and module.running_mean is not None:
+                module.freeze_statistics(frozen)
+        return self.train(self.training) if self._plain_with_statistics() else self
 
     def train(self, mode: bool = True) -> SigmaEnsemble:
-        """Set the mode of all submodules; frozen norms stay in evaluation mode."""
+        """Set the mode of all submodules as the base's own ``train`` does.
+
+        Plain norms with frozen statistics stay in evaluation mode; converted ones know by
+        themselves that theirs are frozen.
+        """
         super().train(mode)
-        if self._frozen:  # plain norms, in heads or kept; σNorms know it by themselves
-            for module in self.network.modules():
-                if _keeps_statistics(module):
-                    module.eval()
+        if self._frozen:
+            for module in self._plain_with_statistics():
+                module.eval()
         return self
+
+    def _plain_with_statistics(self) -> list[nn.Module]:
+        """Norms in heads, or kept, that are no members' and keep running statistics."""
+        return [
+            m
+            for m in self.network.modules()
+            if isinstance(m, _NormBase)
+            and not isinstance(m, RunningStatistics)
+            and m.track_running_stats
+        ]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         kept = self.temperature
@@ -497,11 +507,6 @@ def _own_rows(inputs: Inputs, y: Tensor, members: int) -> int:
             f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label per row"
         )
     return size
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Whether a plain norm of torch's keeps running statistics."""
-    return isinstance(module, _NormBase) and bool(module.track_running_stats)
 
 
 def as_ensemble(source: Any) -> SigmaEnsemble:

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
 from sigmanens.norms import MemberNorm
-from sigmanens.norms.scales import HOOKS, is_sharded
+from sigmanens.norms.member import HOOKS
+from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join, map_tensors
 
