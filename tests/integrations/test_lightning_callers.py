@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:The number of training batches:UserWarning",
     "ignore:You defined a `validation_step` but have no:UserWarning",
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
+    "ignore:Be aware that when using `ckpt_path`, callbacks used to create:UserWarning",
     "ignore:Found .* module.* in eval mode at the start of training:UserWarning",
 )
 

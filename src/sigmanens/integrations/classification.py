@@ -124,6 +124,11 @@ class EnsembleForClassification(nn.Module):
             modulation=prediction.modulation,
         )
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The base's, which all members share: NEFTune adds its noise to what they give."""
+        found: nn.Module = self.ensemble.network.get_input_embeddings()  # type: ignore[operator]
+        return found
+
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """As for the base; the Trainer of transformers 4 asks for it by this name."""
         self.ensemble.network.gradient_checkpointing_enable(**options)  # type: ignore[operator]
