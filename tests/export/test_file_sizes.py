@@ -1,4 +1,4 @@
-"""What leaves as a file holds the ensemble, and nothing of a larger memory that parts of it view."""
+"""A file holds the ensemble, and not the larger memory that parts of it are views of."""
 
 from __future__ import annotations
 

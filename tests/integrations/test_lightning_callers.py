@@ -1,4 +1,4 @@
-"""What Lightning calls besides ``fit``: prediction, the rate finder, evaluation, its checkpoints."""
+"""What Lightning calls besides ``fit``: prediction, rate finder, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def assert_one_base_rate(steps: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["folded", "sequential"])
-def test_rate_finder_keeps_the_multiples_of_the_groups(
-    schedule: str, tmp_path: Path
-) -> None:
+def test_rate_finder_keeps_the_multiples_of_the_groups(schedule: str, tmp_path: Path) -> None:
     made = watched(schedule, "onecycle")
     start = {k: v.clone() for k, v in made.state_dict().items()}
     host = trainer(default_root_dir=tmp_path, max_epochs=10)
@@ -168,9 +166,7 @@ def test_rate_finder_keeps_the_multiples_of_the_groups(
 
 
 @pytest.mark.parametrize("rates", ["onecycle", "constant", "cosine"])
-def test_what_a_finder_among_the_callbacks_found_is_what_trains(
-    rates: str, tmp_path: Path
-) -> None:
+def test_what_a_finder_among_the_callbacks_found_is_what_trains(rates: str, tmp_path: Path) -> None:
     made = watched("folded", rates)
     finder = LearningRateFinder(1e-5, 1e-2, 20, early_stop_threshold=None)
     trainer(default_root_dir=tmp_path, max_epochs=10, callbacks=[finder]).fit(made, pairs())

@@ -6,7 +6,6 @@ What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, t
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
@@ -48,8 +48,8 @@ def export_program(
     any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
     ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
     ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights, the example and the temperature of this moment; it does not look for NaN. Members
-    share passes as ``ensemble.schedule`` says: all in one unless it is changed.
+    a copy of the weights, the example and the temperature of this moment; it does not look for
+    NaN. Members share passes as ``ensemble.schedule`` says: all in one unless it is changed.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -138,7 +138,7 @@ class Task:
                 f"input {', '.join(map(repr, inputs.whole))} is an object that holds tensors; "
                 "expected tensors, or tuples, lists and dicts of them"
             )
-        twin = copy.deepcopy(ensemble).eval().requires_grad_(False)
+        twin = deep_copy(ensemble).eval().requires_grad_(False)
         if device is not None:
             twin = twin.to(device)
         # Copies: a file keeps the example, and with a view all that it is a view of.
@@ -210,9 +210,7 @@ class Task:
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
             warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
-            program = torch.export.export(
-                module, args, kwargs, dynamic_shapes=shapes, strict=False
-            )
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         for held in (program.state_dict, program.constants):
             held.update({key: _own_memory(value) for key, value in held.items()})
         return program

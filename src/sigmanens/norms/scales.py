@@ -22,12 +22,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from sigmanens.errors import InputError
+from sigmanens.errors import ExportError, InputError
 from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.passes.context import MemberAxis
 
@@ -272,6 +272,14 @@ class MemberNorm(nn.Module):
                 "folded members do not divide: the network moves its batch dimension. "
                 "Use schedule='sequential'"
             )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` calls first."""
+        raise ExportError(
+            f"torch.jit.script does not compile layer '{self.where}', whose members are chosen "
+            "call by call. Use sigmanens.export_program(ens, example), torch.jit.trace(ens, "
+            "example), or script a plain network: ens.member(i)"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Follow device moves and casts to float64, but never drop below float32."""
