@@ -26,6 +26,8 @@ from sigmanens.seeding import own_random_state
 
 __all__ = ["Source", "find_source"]
 
+# Other keyword arguments of these libraries read files or download weights.
+_OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
 _PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
 
 
@@ -71,6 +73,9 @@ class Source:
         }.get(self.kind)  # fmt: skip
         if make is None or not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise CheckpointError(f"the network was made by {self}, which is unknown. Give base=…")
+        odd = set(self.options) - _OPTIONS.get(self.kind, set(self.options))
+        if odd:
+            raise CheckpointError(f"{self} has options that are not passed on: {sorted(odd)}")
         library = self.name.partition(".")[0].partition(":")[0]
         library = library if self.kind == "factory" else self.kind
         if find_spec(library) is None:
@@ -93,13 +98,15 @@ class Source:
     def _transformers(self) -> nn.Module:
         library = import_module("transformers")
         cls: Any = getattr(library, self.name, None)
-        if not (isinstance(cls, type) and issubclass(cls, library.PreTrainedModel)):
+        if library.PreTrainedModel not in getattr(cls, "__mro__", ()):
             raise CheckpointError(f"transformers has no model class {self.name!r}")
         config = cls.config_class.from_dict(self.options["config"])
         attention = self.options["attention"]
         if attention is not None and not re.fullmatch("[a-z0-9_]+", attention):  # one on a hub
             raise CheckpointError(f"attention {attention!r} is not one of transformers' own")
         config._attn_implementation = attention
+        if getattr(config, "use_pretrained_backbone", False):
+            config.use_pretrained_backbone = False  # its weights are in the checkpoint
         made: nn.Module = cls(config)
         return made
 
