@@ -193,7 +193,8 @@ class EnsembleModule(L.LightningModule):
 
     def _logits(self, x: Any, **options: Any) -> Tensor:
         """Member logits (M, B, C) of a tensor, a tuple of positional or a mapping of inputs."""
-        args, kwargs = call_arguments(x)
+        inner = getattr(self.network, "network", self.network)  # of an ensemble, or a rival
+        args, kwargs = call_arguments(x, inner)
         return logits_of(self.network(*args, **kwargs, **options))
 
     def validation_step(
