@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import Plan
-from sigmanens.conversion.fingerprint import shared_fingerprints
+from sigmanens.conversion.copying import deep_copy
+from sigmanens.conversion.fingerprint import Structure, shared_fingerprints
 from sigmanens.conversion.guards import forbid_fusing
 from sigmanens.conversion.heads import MemberHeads, member_heads
 from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
@@ -39,6 +39,7 @@ class Converted:
         report: audit of the conversion.
         patches: (module, attribute, former value) of what was switched off for the members.
         base_fingerprint: of the shared tensors at conversion, by state-dict key.
+        structure: of the network at conversion, to which a checkpoint has to fit.
     """
 
     network: nn.Module
@@ -47,6 +48,7 @@ class Converted:
     report: ConversionReport
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     base_fingerprint: dict[str, int] = field(default_factory=dict)
+    structure: Structure | None = None
 
 
 def build(
@@ -65,14 +67,23 @@ def build(
         in_place: change the base itself rather than a copy.
         generator: source of the random scales and fresh heads.
         audited: what :func:`sigmanens.audit.audit` found for this plan; found anew by default.
+
+    Raises:
+        ConversionError: if the base has tensors on the meta device, or does not fit the plan.
     """
+    for key, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            raise ConversionError(
+                f"'{key}' lies on the meta device and has no values yet: load the weights first "
+                "(model.to_empty(device=…), then model.load_state_dict(…))"
+            )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
         audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
-    network = model if in_place else copy.deepcopy(model)
+    network = model if in_place else deep_copy(model)
     # All that can fail comes before the network is touched, so that convert_ never leaves half.
     places = _replacements(network, plan, entries, rules, axis, generator)
     modes = modes_after_train(network)
@@ -115,7 +126,8 @@ def build(
             "evaluation mode until their always_evaluates is set to False"
         )
     _warn_of_mixing(network, entries, rules, report)
-    return Converted(network, axis, plan, report, patches, shared_fingerprints(network))
+    fingerprints, structure = shared_fingerprints(network), Structure.of(network)
+    return Converted(network, axis, plan, report, patches, fingerprints, structure)
 
 
 def _replacements(

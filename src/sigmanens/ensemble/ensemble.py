@@ -33,6 +33,8 @@ from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.modes import evaluating, training
 from sigmanens.saving.checkpoint import Saved, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
+from sigmanens.saving.source import Source
+from sigmanens.saving.structure import check_values
 
 __all__ = ["SigmaEnsemble", "as_ensemble", "load"]
 
@@ -77,6 +79,7 @@ class SigmaEnsemble(nn.Module):
         self.report = converted.report
         self.patches = converted.patches
         self.base_fingerprint = converted.base_fingerprint
+        self.structure = converted.structure
         self.training = network.training
         place = next(chain(network.parameters(), network.buffers()), None)
         device = None if place is None else place.device
@@ -413,28 +416,46 @@ class SigmaEnsemble(nn.Module):
 
     # -- leaving ---------------------------------------------------------------------------------
 
-    def save_pretrained(self, directory: str | Path, shared: str = "auto") -> Path:
+    def save_pretrained(
+        self, directory: str | Path, shared: str = "auto", factory: str | Source | None = None
+    ) -> Path:
         """Save what the members add to the base.
+
+        A checkpoint that holds all shared tensors can be loaded without the base if it was made by
+        timm, transformers or torchvision, or a factory is named.
 
         Args:
             directory: folder to write into; made if missing. An older checkpoint there is replaced.
             shared: "auto" also saves shared tensors that training has changed since conversion,
                 "never" raises if there are any, "always" saves all.
+            factory: ``"package.module:function"`` that makes a network like the base, or a
+                :class:`sigmanens.saving.source.Source` with keyword arguments; under "always".
 
         Returns:
             the path of the weights file; its size is what the members cost on disk.
 
         Raises:
-            CheckpointError: if shared tensors changed under "never", writing fails, or parameters
-                are divided over ranks. InputError: for an unknown ``shared``.
+            CheckpointError: if the network was rebuilt since conversion (layers added, removed,
+                replaced, resized or parametrised), shared tensors changed under "never", the
+                factory makes another network, writing fails, or parameters are divided over ranks.
+                InputError: for an unknown ``shared``, or a factory without "always".
         """
+        check_values(self)
         saved = Saved(
             replace(self.plan, schedule=self.schedule),
             self.base_fingerprint,
             float(self.temperature),
             self.frozen_statistics,
         )
-        return save(self.network, saved, directory, shared)
+        return save(
+            self.network,
+            saved,
+            directory,
+            shared,
+            structure=self.structure,
+            patches=self.patches,
+            factory=factory,
+        )
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Put a saved state into this ensemble, which was converted alike.
@@ -481,17 +502,21 @@ class SigmaEnsemble(nn.Module):
         return collapse(self.network, self.patches, self.num_members)
 
 
-def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
-    """Build the saved ensemble on a copy of its base network.
+def load(directory: str | Path, base: nn.Module | None = None) -> SigmaEnsemble:
+    """Build the saved ensemble on a copy of its base network, or on a new one.
 
     Args:
         directory: folder written by :meth:`SigmaEnsemble.save_pretrained`, on any device.
         base: the unconverted network with the weights it had at conversion; the ensemble lands on
-            its device and in its mode.
+            its device and in its mode. None, for a checkpoint that holds all tensors and says how
+            the network is made: the ensemble lands on the CPU and in evaluation mode. Nothing is
+            downloaded. A factory is imported by its name, so load files of people you trust.
 
     Raises:
         CheckpointError: if files are missing, truncated or altered, the version is unknown, or the
-            base is not the one the checkpoint was made on.
+            base is not the one the checkpoint was made on; without a base, if the checkpoint does
+            not hold or cannot make it.
+        MissingPackageError: if the library that makes the network is not there.
     """
     converted, saved = load_checkpoint(directory, base)
     ensemble = SigmaEnsemble(converted)

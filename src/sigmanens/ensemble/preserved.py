@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.prediction import logits_of
 from sigmanens.ensemble.trial import tolerance
@@ -54,7 +54,7 @@ def _rounding(ours: Tensor, ensemble: Any, inputs: Inputs) -> float:
         return 0.0
 
     try:
-        exact = copy.deepcopy(ensemble).double()
+        exact = deep_copy(ensemble).double()
         with evaluating(exact):
             return float((logits_of(inputs.double().call(exact)) - ours).abs().amax())
     except Exception:  # no float64 on this device, or a cast to float32 in the network

@@ -7,7 +7,6 @@ by one, in the mode of the call. Where it fails or sees a difference, members ru
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
 from sigmanens.norms import MemberNorm
@@ -131,7 +131,7 @@ def twin_of(network: nn.Module) -> Iterator[nn.Module]:
             finally:
                 restore()
             return
-        twin = copy.deepcopy(network)
+        twin = deep_copy(network)
         for module in twin.modules():
             for key in HOOKS:
                 hooks = vars(module).get(key, {})

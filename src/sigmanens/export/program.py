@@ -6,7 +6,6 @@ What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, t
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
@@ -48,8 +48,8 @@ def export_program(
     any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
     ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
     ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights and the temperature of this moment; it does not look for NaN. Members
-    share passes as ``ensemble.schedule`` says: all in one unless it is changed.
+    a copy of the weights, the example and the temperature of this moment; it does not look for
+    NaN. Members share passes as ``ensemble.schedule`` says: all in one unless it is changed.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -138,11 +138,12 @@ class Task:
                 f"input {', '.join(map(repr, inputs.whole))} is an object that holds tensors; "
                 "expected tensors, or tuples, lists and dicts of them"
             )
-        twin = copy.deepcopy(ensemble).eval().requires_grad_(False)
+        twin = deep_copy(ensemble).eval().requires_grad_(False)
         if device is not None:
             twin = twin.to(device)
-            tree = map_tensors(lambda x, _: x.to(device), dict(inputs.tree))
-            inputs = replace(inputs, tree=tree)
+        # Copies: a file keeps the example, and with a view all that it is a view of.
+        tree = map_tensors(lambda x, _: x.detach().to(device).clone(), dict(inputs.tree))
+        inputs = replace(inputs, tree=tree)
         # By trial, what a trace cannot: finite results, and that folding keeps members apart.
         given = inputs.tree if kwargs else tuple(inputs.tree.values())
         twin.predict(given, members=members, class_dim=class_dim)
@@ -209,7 +210,10 @@ class Task:
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
             warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        for held in (program.state_dict, program.constants):
+            held.update({key: _own_memory(value) for key, value in held.items()})
+        return program
 
     def failure(self, what: str, error: Exception, attempt: Callable[[Task], Any]) -> ExportError:
         """What to raise for ``error``: says whether the first member's plain network fails too."""
@@ -227,6 +231,16 @@ class Task:
         else:
             verdict = f"The plain {name} of member 0 passes: export ens.member(i) one by one"
         return ExportError(f"{what} failed for this {name}: {why}. {verdict}")
+
+
+def _own_memory(value: Any) -> Any:
+    """A tensor without the rest of the memory that it is a view of; anything else as it is."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return value
+    if value.untyped_storage().nbytes() <= value.numel() * value.element_size():
+        return value
+    own = value.detach().clone()
+    return nn.Parameter(own, value.requires_grad) if isinstance(value, nn.Parameter) else own
 
 
 def reason(error: BaseException) -> str:

@@ -124,6 +124,21 @@ class EnsembleForClassification(nn.Module):
             modulation=prediction.modulation,
         )
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The base's, which all members share: NEFTune adds its noise to what they give.
+
+        Raises:
+            InputError: if the base does not say where they are.
+        """
+        network: Any = self.ensemble.network
+        if not hasattr(network, "get_input_embeddings"):
+            raise InputError(
+                f"neftune_noise_alpha adds noise to embeddings, but this {type(network).__name__} "
+                "has no get_input_embeddings(). Leave the option out"
+            )
+        found: nn.Module = network.get_input_embeddings()
+        return found
+
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """As for the base; the Trainer of transformers 4 asks for it by this name."""
         self.ensemble.network.gradient_checkpointing_enable(**options)  # type: ignore[operator]

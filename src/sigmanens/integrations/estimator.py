@@ -26,6 +26,7 @@ from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
+from sigmanens.seeding import own_random_state
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
 
@@ -62,6 +63,10 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
 
     ``fit`` converts a copy of the network, trains it by SGD with momentum and a cosine schedule,
     and fits a temperature on data it held out.
+
+    Fits of one process take turns, for torch draws for all threads from one generator: a fit with a
+    fixed ``random_state`` is the same with any ``n_jobs`` and backend, but threads (joblib's
+    "threading" backend) do not make a search faster. Processes, joblib's default, do.
 
     Args:
         network: a network with one logit per class, trained or not, which is never changed; a
@@ -145,7 +150,8 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held_out = self._split(indices, seed)
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        with own_random_state(*cards):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
             network = self._network(X.shape[1])
@@ -157,10 +163,10 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             if self.device is not None:
                 ensemble.to(self.device)
             self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)
-        self.ensemble_ = ensemble.eval()
-        self.temperature_ = 1.0
-        if len(held_out):
-            self.temperature_ = self._temperature(X[held_out], indices[held_out])
+            self.ensemble_ = ensemble.eval()
+            self.temperature_ = 1.0
+            if len(held_out):
+                self.temperature_ = self._temperature(X[held_out], indices[held_out])
         ensemble.temperature.fill_(self.temperature_)
         return self
 

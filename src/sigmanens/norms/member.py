@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from sigmanens.errors import InputError
+from sigmanens.errors import ExportError, InputError
 from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.norms.kinds import stand_for
 from sigmanens.passes.context import MemberAxis
@@ -258,6 +258,14 @@ class MemberNorm(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         # Not by what the replaced class does with states of its own older versions.
         nn.Module._load_from_state_dict(self, *args)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` calls first."""
+        raise ExportError(
+            f"torch.jit.script does not compile layer '{self.where}', whose members are chosen "
+            "call by call. Use sigmanens.export_program(ens, example), torch.jit.trace(ens, "
+            "example), or script a plain network: ens.member(i)"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Follow device moves and casts to float64, but never drop below float32."""
