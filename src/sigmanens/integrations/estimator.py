@@ -25,7 +25,7 @@ from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
+from sigmanens.evaluation import fit_temperature
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
 
@@ -244,17 +244,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
 
     def _temperature(self, x: Array, y: Array) -> float:
         log_probs = self._predict(x, 1.0).log_probs.cpu()
-        found = fit_temperature(log_probs, torch.from_numpy(y))
-        if found in TEMPERATURE_BOUNDS:
-            which = "right" if found == TEMPERATURE_BOUNDS[0] else "worse than by chance"
-            warnings.warn(
-                f"the {len(y)} samples held out are classified {which}, so they do not determine "
-                "a temperature: it stays at 1. Hold out more, or use validation_fraction=0",
-                SigmaNensWarning,
-                stacklevel=3,
-            )
-            return 1.0
-        return found
+        return fit_temperature(log_probs, torch.from_numpy(y))
 
     # -- predicting ------------------------------------------------------------------------------
 
