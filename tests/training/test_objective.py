@@ -367,7 +367,7 @@ def test_a_picture_with_nan_is_found_in_training() -> None:
 
 
 def test_a_loss_without_any_counted_label_is_named() -> None:
-    message = r"loss is nan, though all logits are finite\. .* every label is ignore_index=-100"
+    message = r"loss is nan, though all logits are finite\. .* whose labels are ignore_index=-100"
     with pytest.raises(NonFiniteError, match=message):
         EnsembleLoss()(logits(), torch.full((B,), -100))
 

@@ -195,7 +195,7 @@ class Prediction:
 
     @property
     def task(self) -> str:
-        """"multiclass" or "multilabel"."""
+        """ "multiclass" or "multilabel"."""
         return "multiclass" if self.per_label is None else "multilabel"
 
     @property
@@ -217,7 +217,7 @@ class Prediction:
 
     @property
     def labels(self) -> Tensor:
-        """Most probable class: (B, …), int64; under multilabel ``probs > 0.5``: (B, C, …), int64."""
+        """Most probable class: (B, …), int64; under multilabel ``probs > 0.5``: (B, C, …)."""
         if self.per_label is None:
             return self.log_probs.argmax(1)
         return (self.probs > 0.5).long()

@@ -26,7 +26,6 @@ _CHANCE = (
     "the labels are no more probable than by chance, so that the NLL falls as T grows without end. "
     "Look for labels in another order than the classes, or for a training that has diverged"
 )
-_SAME = "every probability is the same at any T (rows are uniform, or certain and right)"
 
 
 def fit_temperature(log_probs: Any, labels: Any) -> float:
@@ -37,8 +36,9 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
     none, T stays at 1 and a warning says why:
 
     * every sample is classified right: the NLL falls as T → 0;
-    * the labels are no more probable than by chance: the NLL falls as T → ∞;
-    * no probability depends on T: rows are uniform, or certain and right.
+    * the labels are no more probable than by chance: the NLL falls as T → ∞.
+
+    Rows that are the same at any T (uniform, or certain and right) give 1.
 
     For several labels per sample take :meth:`sigmanens.Prediction.rows`, whose temperature acts on
     the averaged logit of each label.
@@ -74,7 +74,7 @@ def search_temperature(log_probs: Any, labels: Any) -> tuple[float, str]:
     gap = log_p - target
     scale = float(gap.masked_fill(torch.isneginf(gap), 0).abs().max())
     if scale <= _FLAT:
-        return 1.0, _SAME
+        return 1.0, ""
     # A class that leads by no more than the input was rounded by is level with the label.
     rounding = torch.finfo(as_tensor(log_probs, "log_probs").dtype).eps * float(
         log_p.masked_fill(torch.isneginf(log_p), 0).abs().max()

@@ -7,7 +7,6 @@ precision, several devices) is not here.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.errors import InputError
 from sigmanens.evaluation import fit_temperature
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
@@ -133,12 +132,19 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             y: labels (B,) of any type that can be sorted.
 
         Raises:
-            InputError: for a parameter out of its range, a network whose logits do not fit the
-                labels, or too few samples to hold some out. Errors of ``convert`` as named there.
+            InputError: for a parameter out of its range, several labels per sample, a network whose
+                logits do not fit the labels, or too few samples to hold some out. Errors of
+                ``convert`` as named there.
                 ValueError: as scikit-learn raises it for bad arrays.
         """
         self._check_parameters()
-        X, y = validate_data(self, _as_array(X), _as_array(y), dtype=np.float32, allow_nd=True)
+        y = _as_array(y)
+        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            raise InputError(
+                f"y has several labels per sample, shape {np.shape(y)}; expected one, (B,). Train "
+                "an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
+            )
+        X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:

@@ -1,8 +1,9 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
-A checkpoint is a folder with ``sigmanens.json`` (format version, plan with the task, temperature, whether the
-statistics are frozen and which scales, fingerprint of the base, digests) and one safetensors file
-of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for a small network.
+A checkpoint is a folder with ``sigmanens.json`` (format version, plan with the task, temperature,
+whether the statistics are frozen and which scales, fingerprint of the base, digests) and one
+safetensors file of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for
+a small network.
 The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
 former checkpoint whole.
 """
