@@ -92,7 +92,8 @@ def test_the_value_is_that_of_separate_members_to_the_last_bit(name: str, split:
     make, y = LOSSES[name]
     z = torch.randn(M, B // M if split else B, C)
     mine, other = (z.clone().requires_grad_() for _ in range(2))
-    got, want = sn.EnsembleLoss(make())(mine, y, split=split), by_hand(make(), other, y, split)
+    got = sn.EnsembleLoss(make()).task(mine, y, split=split)
+    want = by_hand(make(), other, y, split)
     assert torch.equal(got, want)
     got.backward()
     want.backward()

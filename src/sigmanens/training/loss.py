@@ -83,14 +83,19 @@ class EnsembleLoss:
                 "give both the same"
             )
         self.stated_task = task_of_loss(loss)
+        self._told = (
+            False  # whether the task reached an ensemble, or the user heard that it did not
+        )
         self._several = False  # whether labels were seen that several of can be present
         self.loss = loss
         self.diversity = diversity
         self.class_dim = class_dim
         self.ignore_index = ignore_index
         self._takes_ignore = "ignore_index" not in given and _accepts(loss, "ignore_index")
-        self._cross_entropy = getattr(loss, "func", loss) is F.cross_entropy or isinstance(
-            loss, nn.CrossEntropyLoss
+        plain = getattr(loss, "func", loss)
+        self._cross_entropy = plain is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+        self._binary = plain is F.binary_cross_entropy_with_logits or isinstance(
+            loss, nn.BCEWithLogitsLoss
         )
         self.task_loss: Tensor | None = None
         self.penalty_loss: Tensor | None = None
@@ -122,10 +127,21 @@ class EnsembleLoss:
                 "this loss has a diversity penalty, which needs the ensemble: "
                 "loss_fn(logits, y, ensemble)"
             )
+        if ensemble is not None:
+            self.state_task(ensemble)
+        elif self.stated_task in ("multilabel", "regression") and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the loss is for a {self.stated_task} task, but no ensemble was given that could "
+                "learn it, so that predict takes a softmax. Give it: loss_fn(logits, y, ensemble), "
+                "or state the task: convert(…, task=…)",
+                SigmaNensWarning,
+                stacklevel=2,
+            )
         task = self.task(logits, y, split=split)
         self.task_loss = task.detach()
         if ensemble is not None:
-            self.state_task(ensemble)
+            self.state_task(ensemble)  # again, for the labels may have said it
         penalty = None if ensemble is None else self.penalty(ensemble)
         return task if penalty is None else task + penalty
 
@@ -134,7 +150,8 @@ class EnsembleLoss:
         if not isinstance(logits, Tensor) or logits.dim() < 3 or not logits.is_floating_point():
             raise InputError(
                 f"logits are {_described(logits)}; expected a float tensor (M, B, C, …) as the "
-                "ensemble returns (for a model output, pass its .logits)"
+                "ensemble returns (for a model output, pass its .logits; one logit per sample is "
+                "(B, 1))"
             )
         members, size = logits.shape[:2]
         if size == 0:
@@ -178,6 +195,7 @@ class EnsembleLoss:
         Raises:
             InputError: if the task of the ensemble contradicts the loss.
         """
+        self._told = True
         inner = getattr(ensemble, "module", getattr(ensemble, "_orig_mod", ensemble))
         if not isinstance(inner, SigmaEnsemble):
             return
@@ -247,9 +265,15 @@ class EnsembleLoss:
                     else ""
                 )
             )
+        shape = (rows, *logits.shape[2:])
+        if self._binary and (not soft or y.shape != shape):
+            raise InputError(
+                f"labels are {_described(y)}; expected 0 or 1 for each label as a float tensor "
+                f"{shape} for logits {tuple(logits.shape)}: y.float(), or y.float().unsqueeze(-1) "
+                "for one logit per sample"
+            )
         if not self._cross_entropy:
             return
-        shape = (rows, *logits.shape[2:])
         classes = shape[class_dim]
         indices = shape[:class_dim] + shape[class_dim + 1 :]
         if y.dtype != torch.int64 and not soft:
