@@ -74,7 +74,7 @@ def test_validation_scores_the_mean_of_sigmoids(name: str, dtype: torch.dtype) -
 def test_training_keeps_the_task_and_is_watched() -> None:
     for name in ("folded", "sequential"):
         network = networks()[name]
-        monitor = DiversityMonitor(DataLoader(TensorDataset(X, Y), 43))
+        monitor = DiversityMonitor((X, Y))
         loss_fn = sn.EnsembleLoss(BCE)
         module = EnsembleModule(network, loss_fn, lr=0.1)
         trainer(callbacks=[monitor]).fit(module, loader(), loader())

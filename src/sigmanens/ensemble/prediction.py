@@ -270,7 +270,7 @@ class Prediction:
 
     def reordered(self, index: Tensor) -> Prediction:
         """The samples that ``index`` (B′,) names, in its order."""
-        return self._merge(lambda tensors, dim: tensors[0].index_select(dim, index))
+        return self._merge(lambda tensors, dim: tensors[0][(slice(None),) * dim + (index,)])
 
     def _merge(
         self, join: Callable[[list[Tensor], int], Tensor], *others: Prediction

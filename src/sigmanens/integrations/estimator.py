@@ -139,9 +139,9 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         """
         self._check_parameters()
         y = _as_array(y)
-        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        if getattr(y, "ndim", 0) == 2 and y.shape[1] > 1:
             raise InputError(
-                f"y has several labels per sample, shape {np.shape(y)}; expected one, (B,). Train "
+                f"y has several labels per sample, shape {tuple(y.shape)}; expected one, (B,). Train "
                 "an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
             )
         X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
