@@ -141,8 +141,8 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         y = _as_array(y)
         if getattr(y, "ndim", 0) == 2 and y.shape[1] > 1:
             raise InputError(
-                f"y has several labels per sample, shape {tuple(y.shape)}; expected one, (B,). Train "
-                "an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
+                f"y has several labels per sample, shape {tuple(y.shape)}; expected one, (B,). "
+                "Train an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
             )
         X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
         check_classification_targets(y)

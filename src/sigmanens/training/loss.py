@@ -112,14 +112,15 @@ class EnsembleLoss:
 
         Args:
             logits: (M, B, C, …), as the ensemble returns them.
-            y: class indices (B, …), int64, or soft labels (B, C, …); the same for all members.
-            ensemble: needed for the penalty.
+            y: class indices (B, …), int64, soft labels or labels of 0 and 1 (B, C, …), float; the
+                same for all members.
+            ensemble: needed for the penalty, and to learn the task from the loss.
             split: logits are (M, b, C, …) of ``forward(split=True)`` and y has the M·b rows of the
                 whole batch, of which member m counts rows m·b … (m+1)·b - 1.
 
         Raises:
-            InputError: for logits or labels of the wrong shape, dtype or range, or a penalty
-                without its ensemble.
+            InputError: for logits or labels of the wrong shape, dtype or range, a penalty without
+                its ensemble, or an ensemble of another task.
             NonFiniteError: if the loss is NaN or infinite.
         """
         if self._penalised and ensemble is None:
@@ -169,7 +170,7 @@ class EnsembleLoss:
         for own, target in zip(logits.unbind(0), labels, strict=True):
             if class_dim != 1:
                 own = own.movedim(class_dim, 1)
-                target = target.movedim(class_dim, 1) if soft and y.dim() == own.dim() else target
+                target = target.movedim(class_dim, 1) if y.dim() == own.dim() else target
             loss = self.loss(own, target, **extra)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 raise InputError(
