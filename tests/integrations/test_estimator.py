@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import sigmanens as sn
 from sigmanens import evaluation
+from sigmanens.errors import InputError
 from sigmanens.integrations.estimator import SigmaEnsembleClassifier, default_network
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -84,9 +85,17 @@ def test_the_temperature_is_the_one_of_the_samples_held_out(digits: Arrays) -> N
 
 def test_samples_that_set_no_temperature_are_told() -> None:
     x = np.repeat(np.eye(2), 40, 0) + 0.01 * np.random.default_rng(0).standard_normal((80, 2))
-    with pytest.warns(sn.SigmaNensWarning, match="8 samples held out are classified right"):
+    with pytest.warns(
+        sn.SigmaNensWarning, match="the 8 samples set no temperature.*classified right"
+    ):
         model = small().fit(x, np.repeat([0, 1], 40))
     assert model.temperature_ == 1.0
+
+
+def test_several_labels_per_sample_are_refused(digits: Arrays) -> None:
+    several = np.eye(10)[digits[1]]
+    with pytest.raises(InputError, match=r"y has several labels per sample, shape \(800, 10\)"):
+        small().fit(digits[0], several)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:the .* samples set no temperature")
 def test_the_text_example_runs(
     example: ModuleType,
     tmp_path: Path,

@@ -54,6 +54,7 @@ class ConversionReport:
         init, scale, head: what was asked and, in the reason, what was resolved and why.
         heads: dotted names of the heads that became one per member.
         regularised: names the paper's rule picks for the diversity penalty, with the rule's name.
+        task: what the outputs are; None until it is stated or a loss says it: read as multiclass.
         notes: everything else a user should know (guesses, fallbacks).
     """
 
@@ -67,6 +68,7 @@ class ConversionReport:
     head: str = ""
     heads: tuple[str, ...] = ()
     schedule: str | int = "auto"
+    task: str | None = None
     base_parameters: int = 0
     added_parameters: int = 0
     regularised: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ class ConversionReport:
             f"  scale       {self.scale}; shift {self.shift}",
             f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
             f"  schedule    {self.schedule}",
+            f"  task        {self.task or 'multiclass, unless the loss says otherwise'}",
             f"  parameters  {total:,} ({self.base_parameters:,} in the base"
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
         ]

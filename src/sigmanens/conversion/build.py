@@ -107,6 +107,7 @@ def build(
         head=plan.head,
         heads=plan.heads,
         schedule=plan.schedule,
+        task=plan.task,
         base_parameters=base_parameters,
     )
     norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}

@@ -8,7 +8,11 @@ from typing import Any
 
 from sigmanens.errors import InputError
 
-__all__ = ["Plan", "check_schedule"]
+__all__ = ["TASKS", "Plan", "check_schedule", "check_task"]
+
+TASKS = ("multiclass", "multilabel", "regression")
+"""What the outputs of a network can be: logits of which one class is right, logits of labels that
+are present or not, or no logits at all."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Plan:
         train: "all" or "members".
         schedule: "auto", "folded", "sequential" or a number of members per pass.
         batch_dims: batch dimension by input name or position.
+        task: "multiclass", "multilabel" or "regression"; None where nobody has said, which is read
+            as multiclass.
     """
 
     members: int
@@ -38,6 +44,7 @@ class Plan:
     train: str = "all"
     schedule: str | int = "auto"
     batch_dims: Mapping[str, int | None] | None = None
+    task: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -66,3 +73,9 @@ def check_schedule(schedule: str | int, members: int) -> None:
             f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
             f"members per pass from 1 to {members}"
         )
+
+
+def check_task(task: str | None) -> None:
+    """Raise InputError unless the task is None or one of :data:`TASKS`."""
+    if task is not None and task not in TASKS:
+        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, TASKS))} or None")

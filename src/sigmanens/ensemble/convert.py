@@ -25,7 +25,7 @@ from sigmanens.conversion.audit import (
     norms_are_trained,
 )
 from sigmanens.conversion.build import build
-from sigmanens.conversion.config import Plan, check_schedule
+from sigmanens.conversion.config import Plan, check_schedule, check_task
 from sigmanens.conversion.functional import FunctionalNorms
 from sigmanens.conversion.heads import HEADS, find_heads
 from sigmanens.ensemble.ensemble import SigmaEnsemble
@@ -43,6 +43,13 @@ from sigmanens.passes.modes import evaluating
 
 __all__ = ["convert", "convert_"]
 
+_TASKS = {
+    "single_label_classification": "multiclass",
+    "multi_label_classification": "multilabel",
+    "regression": "regression",
+}
+"""By ``problem_type`` of a configuration of transformers."""
+
 
 def convert(
     model: nn.Module,
@@ -57,6 +64,7 @@ def convert(
     train: str = "all",
     batch_dims: Mapping[str | int, int | None] | None = None,
     schedule: str | int = "auto",
+    task: str | None = None,
     example: Any = None,
     generator: torch.Generator | None = None,
 ) -> SigmaEnsemble:
@@ -82,6 +90,9 @@ def convert(
         batch_dims: batch dimension by input name or position (None: not batched), where dimension
             0 is wrong or ambiguous.
         schedule: "auto", "folded", "sequential", or members per pass.
+        task: "multiclass" (softmax over classes) or "multilabel" (a sigmoid for each label): how
+            ``predict`` reads the logits. None: what ``problem_type`` of a transformers base or the
+            loss in training says, else multiclass.
         example: input (tensor, tuple of positional or mapping of keyword inputs) on which folding
             and, under "preserve" with copied heads, equality with the base are checked now, and
             norms that the base calls as functions are found and reported.
@@ -93,7 +104,7 @@ def convert(
     """
     return _convert(
         model, members, False, head, head_name, layers, init, scale, shift, train, batch_dims,
-        schedule, example, generator,
+        schedule, task, example, generator,
     )  # fmt: skip
 
 
@@ -110,6 +121,7 @@ def convert_(
     train: str = "all",
     batch_dims: Mapping[str | int, int | None] | None = None,
     schedule: str | int = "auto",
+    task: str | None = None,
     example: Any = None,
     generator: torch.Generator | None = None,
 ) -> SigmaEnsemble:
@@ -123,7 +135,7 @@ def convert_(
     """
     return _convert(
         model, members, True, head, head_name, layers, init, scale, shift, train, batch_dims,
-        schedule, example, generator,
+        schedule, task, example, generator,
     )  # fmt: skip
 
 
@@ -140,11 +152,13 @@ def _convert(
     train: str,
     batch_dims: Mapping[str | int, int | None] | None,
     schedule: str | int,
+    task: str | None,
     example: Any,
     generator: torch.Generator | None,
 ) -> SigmaEnsemble:
     _check_arguments(model, members, head, init, scale, shift, train)
     check_schedule(schedule, members)
+    check_task(task)
     resolve_batch_dims(model, batch_dims)
     check_selector(layers)
     norms = find_norms(model)
@@ -173,6 +187,7 @@ def _convert(
         train=train,
         schedule=schedule,
         batch_dims={str(k): v for k, v in batch_dims.items()} if batch_dims else None,
+        task=task or _TASKS.get(str(getattr(getattr(model, "config", None), "problem_type", ""))),
     )
     expected = None
     if example is not None and init == "preserve" and head != "fresh":

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.config import check_task
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
 from sigmanens.ensemble.features import member_features
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
-from sigmanens.ensemble.prediction import Prediction, logits_of
+from sigmanens.ensemble.prediction import Prediction, check_predictable, logits_of
 from sigmanens.ensemble.preserved import check_preserved
 from sigmanens.ensemble.runner import Runner, share
 from sigmanens.ensemble.trial import twin_of
@@ -50,6 +51,10 @@ class Objective(Protocol):
 
     def penalty(self, ensemble: Any) -> Tensor | None:
         """The diversity penalty: (), or None."""
+        ...
+
+    def state_task(self, ensemble: Any) -> None:
+        """Tell the ensemble the task that the loss is made for."""
         ...
 
 
@@ -175,6 +180,23 @@ class SigmaEnsemble(nn.Module):
                 return found
         return None
 
+    @property
+    def task(self) -> str | None:
+        """What :meth:`predict` takes the outputs for; None is read as "multiclass".
+
+        "multiclass": logits of classes of which one is right (softmax). "multilabel": logits of
+        labels that are present or not (a sigmoid for each). "regression": no logits; ``predict``
+        refuses. Stated in :func:`sigmanens.convert` or here, or learnt from the loss in training;
+        saved in checkpoints and exports.
+        """
+        return self.plan.task
+
+    @task.setter
+    def task(self, task: str | None) -> None:
+        check_task(task)
+        self.plan = replace(self.plan, task=task)
+        self.report.task = task
+
     def sigma_norms(self) -> dict[str, SigmaNorm]:
         """The converted norms by dotted name within the network; tied ones once."""
         return {n: m for n, m in self.network.named_modules() if isinstance(m, SigmaNorm)}
@@ -266,15 +288,14 @@ class SigmaEnsemble(nn.Module):
 
         Args:
             x: inputs, as for :meth:`predict`.
-            y: labels (B,) or soft labels (B, C).
+            y: labels (B,), soft labels or labels of 0 and 1 (B, C).
             loss_fn: an :class:`~sigmanens.EnsembleLoss`.
             kwargs: further keyword inputs of the network.
             scale: factor on the loss before each backward call (1 / accumulation steps).
             backward: what to call with a loss: ``accelerator.backward``,
                 ``lambda l: scaler.scale(l).backward()``, Lightning's ``manual_backward``.
             split: x and y hold M·b rows, of which member m sees rows m·b … (m+1)·b - 1 only, as
-                ``loss_fn(self(x, split=True), y, self, split=True)`` does (labels that are ignored
-                count in the mean of their member here).
+                ``loss_fn(self(x, split=True), y, self, split=True)`` does.
 
         Returns:
             the total loss, unscaled and detached: ().
@@ -283,6 +304,7 @@ class SigmaEnsemble(nn.Module):
             InputError: under ``split``, if the members do not divide the rows. What the forward
                 pass and the loss raise.
         """
+        loss_fn.state_task(self)
         args, named = call_arguments(x, self.network)
         inputs = self._inputs(args, named | dict(kwargs or {}))
         chosen = self.axis.chosen
@@ -304,6 +326,7 @@ class SigmaEnsemble(nn.Module):
                 leaves.backward()
         assert total is not None
         loss_fn.task_loss = total
+        loss_fn.state_task(self)  # again, for the labels may have said it
         penalty = loss_fn.penalty(self)
         if penalty is None:
             return total
@@ -329,7 +352,8 @@ class SigmaEnsemble(nn.Module):
             x: a tensor, a tuple of positional or a mapping of keyword inputs, batch B.
             members: use the first k members only.
             chunk: at most this many rows (members × samples) in one pass: bounds memory.
-            temperature: T of ``softmax(log p̄ / T)``; the stored one by default.
+            temperature: T of ``softmax(log p̄ / T)``, or of ``sigmoid(logit(p̄) / T)`` in a
+                multilabel task; the stored one by default.
             class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
             adaptive: ask members one at a time, and none for a sample that is settled: True where
                 the label of all members is certain, a number in (0, 1) where it is but for that
@@ -339,8 +363,10 @@ class SigmaEnsemble(nn.Module):
             probabilities and their uncertainty, decomposed (:class:`~sigmanens.Prediction`).
 
         Raises:
-            InputError: for members or chunk out of range. NonFiniteError: for NaN logits.
+            InputError: for members or chunk out of range, a :attr:`task` of regression, or
+                ``adaptive`` in a multilabel task. NonFiniteError: for NaN logits.
         """
+        check_predictable(self.task, adaptive is not False)
         k = self.num_members if members is None else members
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_members:
             raise InputError(f"members is {members!r}; expected 1 to {self.num_members}")
@@ -355,7 +381,7 @@ class SigmaEnsemble(nn.Module):
             if risk is not None:
                 return self._predict_adaptively(inputs, k, chunk, risk, t, class_dim)
             if chunk is None or chunk >= k * inputs.size:
-                return Prediction.from_logits(self._logits(inputs), t, class_dim)
+                return Prediction.from_logits(self._logits(inputs), t, class_dim, self.task)
             rows = self._rows_per_pass(inputs, chunk)
             group = max(1, chunk // max(rows, 1))
             parts = []
@@ -367,7 +393,8 @@ class SigmaEnsemble(nn.Module):
                 for m in range(0, k, group):
                     with self._runner.choosing(self, m, min(m + group, k)):
                         blocks.append(self._logits(part))
-                parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
+                logits = torch.cat(blocks)
+                parts.append(Prediction.from_logits(logits, t, class_dim, self.task))
             return Prediction.cat(parts)
 
     def _rows_per_pass(self, inputs: Inputs, chunk: int | None) -> int:
@@ -478,6 +505,7 @@ class SigmaEnsemble(nn.Module):
 
     def _restore(self, saved: Saved) -> None:
         self.temperature.fill_(saved.temperature)
+        self.task = saved.plan.task
         if saved.frozen_statistics != self.frozen_statistics:
             self.freeze_statistics(saved.frozen_statistics)
 

@@ -23,7 +23,6 @@ from sigmanens.evaluation import (
     vim,
 )
 from sigmanens.evaluation.calibration import (
-    TEMPERATURE_BOUNDS,
     apply_temperature,
     calibrated_nll,
     fit_temperature,
@@ -60,7 +59,6 @@ from sigmanens.evaluation.vim import ViM
 
 __all__ = [
     "KNN",
-    "TEMPERATURE_BOUNDS",
     "Equivalent",
     "FeatureScore",
     "Interval",

@@ -48,8 +48,9 @@ def export_program(
     any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
     ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
     ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights, the example and the temperature of this moment; it does not look for
-    NaN. Members share passes as ``ensemble.schedule`` says: all in one unless it is changed.
+    a copy of the weights, the example, the temperature and the task (softmax, or a sigmoid for
+    each label) of this moment; it does not look for NaN. Members share passes as
+    ``ensemble.schedule`` says: all in one unless it is changed.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -88,7 +89,9 @@ class InferenceModule(nn.Module):
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
         with self.ensemble.axis.choosing(start=0, stop=self.members):
             logits = logits_of(self.ensemble(*args, **kwargs))
-        prediction = Prediction.from_logits(logits, self.temperature, self.class_dim)
+        prediction = Prediction.from_logits(
+            logits, self.temperature, self.class_dim, self.ensemble.task
+        )
         return {name: getattr(prediction, name) for name in OUTPUTS}
 
 

@@ -214,7 +214,11 @@ class DiversityMonitor(Callback):
             logits = _member_logits(pl_module, x)
         if len(logits) < 2:
             return
-        prediction = Prediction.from_logits(logits.double())
+        ensemble = _ensemble(pl_module)
+        task = None if ensemble is None else ensemble.task
+        prediction = Prediction.from_logits(logits.double(), task=task)
+        if task == "multilabel":  # each label counts as a sample of two classes
+            _, labels, logits = prediction.rows(labels)
         found = {
             "disagreement": measures.disagreement(logits),
             "jensen_gap": measures.jensen_gap(logits, labels),
@@ -233,8 +237,8 @@ class DiversityMonitor(Callback):
         if step < self.first_steps:
             return
         noise = 0.0
-        if found["disagreement"] < _UNSURE:
-            noise = dropout_disagreement(_ensemble(pl_module) or pl_module, x)
+        if found["disagreement"] < _UNSURE and task != "multilabel":
+            noise = dropout_disagreement(ensemble or pl_module, x)
         self._warn(
             diagnosis.one_model(
                 found["disagreement"],

@@ -7,7 +7,6 @@ precision, several devices) is not here.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,8 +23,8 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
+from sigmanens.errors import InputError
+from sigmanens.evaluation import fit_temperature
 from sigmanens.seeding import own_random_state
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
@@ -138,12 +137,19 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             y: labels (B,) of any type that can be sorted.
 
         Raises:
-            InputError: for a parameter out of its range, a network whose logits do not fit the
-                labels, or too few samples to hold some out. Errors of ``convert`` as named there.
+            InputError: for a parameter out of its range, several labels per sample, a network whose
+                logits do not fit the labels, or too few samples to hold some out. Errors of
+                ``convert`` as named there.
                 ValueError: as scikit-learn raises it for bad arrays.
         """
         self._check_parameters()
-        X, y = validate_data(self, _as_array(X), _as_array(y), dtype=np.float32, allow_nd=True)
+        y = _as_array(y)
+        if getattr(y, "ndim", 0) == 2 and y.shape[1] > 1:
+            raise InputError(
+                f"y has several labels per sample, shape {tuple(y.shape)}; expected one, (B,). "
+                "Train an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
+            )
+        X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -250,17 +256,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
 
     def _temperature(self, x: Array, y: Array) -> float:
         log_probs = self._predict(x, 1.0).log_probs.cpu()
-        found = fit_temperature(log_probs, torch.from_numpy(y))
-        if found in TEMPERATURE_BOUNDS:
-            which = "right" if found == TEMPERATURE_BOUNDS[0] else "worse than by chance"
-            warnings.warn(
-                f"the {len(y)} samples held out are classified {which}, so they do not determine "
-                "a temperature: it stays at 1. Hold out more, or use validation_fraction=0",
-                SigmaNensWarning,
-                stacklevel=3,
-            )
-            return 1.0
-        return found
+        return fit_temperature(log_probs, torch.from_numpy(y))
 
     # -- predicting ------------------------------------------------------------------------------
 

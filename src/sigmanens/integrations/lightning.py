@@ -63,7 +63,8 @@ class EnsembleModule(L.LightningModule):
 
     Raises:
         InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1),
-            "multistep" without milestones, or ``split`` of anything but a SigmaEnsemble.
+            "multistep" without milestones, ``split`` of anything but a SigmaEnsemble, or a loss
+            that is not for the ensemble's task.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class EnsembleModule(L.LightningModule):
         self.network = network
         self.split = split
         self.loss_fn = loss_fn
+        loss_fn.state_task(network)
         self.options = {
             "lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult,
             "head_lr_mult": head_lr_mult,
@@ -200,13 +202,17 @@ class EnsembleModule(L.LightningModule):
     def validation_step(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Add ``(x, y)``, y class indices, to the scores of its data loader."""
+        """Add ``(x, y)`` to the scores of its data loader.
+
+        y: class indices (B, …); labels of 0 and 1 (B, C, …) in a multilabel task.
+        """
         x, y = self._pair(batch)
         if dataloader_idx not in self._scores:
             self._scores[dataloader_idx] = Scores(self.loss_fn.class_dim, self.loss_fn.ignore_index)
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
         temperature = 1.0 if ensemble is None else float(ensemble.temperature)
-        self._scores[dataloader_idx].update(self._logits(x), y, temperature)
+        task = self.loss_fn.stated_task if ensemble is None else ensemble.task
+        self._scores[dataloader_idx].update(self._logits(x), y, temperature, task)
 
     def test_step(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0

@@ -45,7 +45,8 @@ class EnsembleTrainer(Trainer):
     Args:
         model: the ensemble; or None with ``model_init``, which then returns one.
         args, kwargs: as for ``transformers.Trainer``.
-        loss_fn: cross-entropy without a penalty by default.
+        loss_fn: without a penalty by default, cross-entropy or, if the ensemble's task is
+            multilabel (``problem_type="multi_label_classification"``), binary cross-entropy.
         scale_lr_mult: factor on the rate of the scales (see :func:`sigmanens.param_groups`).
         head_lr_mult: factor on the rate of the members' own heads.
         collect: fields of :class:`EnsembleOutput` that ``evaluate`` and ``predict`` keep. One gives
@@ -75,11 +76,11 @@ class EnsembleTrainer(Trainer):
         odd = [name for name in collect if name not in known]
         if isinstance(collect, str) or odd or not collect:
             raise InputError(f"collect is {collect!r}; expected some of {', '.join(known)}")
-        self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
+        self._given_loss = loss_fn
         self.scale_lr_mult, self.head_lr_mult = scale_lr_mult, head_lr_mult
         self.small_checkpoints = small_checkpoints
         self.dropped = [name for name in known if name not in collect]
-        adapted = None if model is None else EnsembleForClassification(model, self.loss_fn)
+        adapted = None if model is None else self._adapted(model)
         super().__init__(adapted, *args, **kwargs)
         if getattr(self, "compute_loss_func", None) is not None:
             raise InputError(
@@ -105,7 +106,12 @@ class EnsembleTrainer(Trainer):
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """The ensemble of ``model_init``, adapted."""
         made: Any = super().call_model_init(trial)
-        return EnsembleForClassification(made, self.loss_fn)
+        return self._adapted(made)
+
+    def _adapted(self, ensemble: SigmaEnsemble) -> EnsembleForClassification:
+        adapted = EnsembleForClassification(ensemble, self._given_loss)
+        self.loss_fn = adapted.loss_fn
+        return adapted
 
     def _smooth_labels(self) -> None:
         """Smooth in the members' losses; the Trainer would do it in the loss of the average."""
@@ -120,6 +126,7 @@ class EnsembleTrainer(Trainer):
             self.loss_fn.class_dim,
             self.loss_fn.ignore_index,
         )
+        self._given_loss = self.loss_fn
         self.label_smoother = None
         self.accelerator.unwrap_model(self.model).loss_fn = self.loss_fn
 

@@ -1,8 +1,9 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
-A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, whether the
-statistics are frozen and which scales, fingerprint of the base, digests) and one safetensors file
-of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for a small network.
+A checkpoint is a folder with ``sigmanens.json`` (format version, plan with the task, temperature,
+whether the statistics are frozen and which scales, fingerprint of the base, digests) and one
+safetensors file of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for
+a small network.
 The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
 former checkpoint whole.
 """
@@ -43,9 +44,10 @@ from sigmanens.saving.structure import check_structure, check_values
 
 __all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
 
-FORMAT_VERSION = 3
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none.
-_READ = (1, 2, 3)
+FORMAT_VERSION = 4
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Version 4
+# has a task; older ones are read as multiclass.
+_READ = (1, 2, 3, 4)
 _JSON = "sigmanens.json"
 
 
@@ -279,9 +281,9 @@ def load_into(
         saved = _saved(meta)
     except (InputError, KeyError) as e:
         raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
-    for key in ("members", "norms", "heads", "head", "init", "scale", "shift"):
+    for key in ("members", "norms", "heads", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
-        if mine != theirs:
+        if mine != theirs and not (key == "task" and None in (mine, theirs)):
             raise CheckpointError(
                 f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
@@ -292,8 +294,11 @@ def load_into(
 
 
 def _saved(meta: Mapping[str, Any]) -> Saved:
+    plan = dict(meta["plan"])
+    if meta["version"] < 4:
+        plan["task"] = None
     return Saved(
-        Plan.from_dict(meta["plan"]),
+        Plan.from_dict(plan),
         {k: int(v, 16) for k, v in meta["base"].items()},
         float(meta["temperature"]),
         bool(meta.get("frozen_statistics", False)),
