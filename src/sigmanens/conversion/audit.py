@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -11,25 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from sigmanens.conversion.config import LayerSelector, check_selector, matches
 from sigmanens.conversion.refusals import no_norms, some_names, unsupported
 from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
-from sigmanens.errors import AlreadyConvertedError, InputError, NoNormError
+from sigmanens.errors import AlreadyConvertedError, NoNormError
 from sigmanens.norms import MemberNorm
 
 __all__ = [
     "ConversionReport",
-    "LayerSelector",
     "NormEntry",
     "audit",
-    "check_selector",
     "find_norms",
-    "matches",
     "mixes_members",
     "norms_are_trained",
 ]
 
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
-LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
 @dataclass(frozen=True)
@@ -119,35 +115,6 @@ class ConversionReport:
                 f"  {name:<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  {n.reason}"
             )
         return "\n".join(lines)
-
-
-def matches(selector: LayerSelector, name: str, module: nn.Module) -> bool:
-    """Whether a layer is selected by a regex (``re.search``), a list of names or a callable."""
-    if selector is None:
-        return True
-    if isinstance(selector, str):
-        return re.search(selector, name) is not None
-    if callable(selector):
-        return bool(selector(name, module))
-    return name in selector
-
-
-def check_selector(selector: LayerSelector) -> None:
-    """Raise InputError for a selector that is neither regex, list of names nor callable."""
-    if isinstance(selector, str):
-        try:
-            re.compile(selector)
-        except re.error as e:
-            raise InputError(f"layers={selector!r} is no valid regular expression: {e}") from e
-    elif selector is not None and not callable(selector) and not _is_names(selector):
-        raise InputError(
-            f"layers is {selector!r}; expected a regular expression, a list of dotted names, "
-            "or a callable (name, module) -> bool"
-        )
-
-
-def _is_names(selector: object) -> bool:
-    return isinstance(selector, Sequence) and all(isinstance(n, str) for n in selector)
 
 
 def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:

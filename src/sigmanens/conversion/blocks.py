@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from sigmanens.conversion.audit import LayerSelector, check_selector, matches
+from sigmanens.conversion.config import LayerSelector, check_selector, matches
 from sigmanens.errors import DiversityError
 from sigmanens.norms import SigmaNorm
 
@@ -111,7 +111,7 @@ def _has_convolution(block: nn.Module) -> bool:
 def select(
     model: nn.Module, norms: Mapping[str, SigmaNorm], layers: LayerSelector
 ) -> tuple[str, list[str]]:
-    """Names of the regularised norms for "auto" (or None), "all", a regex, names or a callable.
+    """Names of the norms that "auto", "all" (or None), a regex, names or a callable choose.
 
     Args:
         model: the converted network.
@@ -126,9 +126,9 @@ def select(
         DiversityError: if nothing is selected, or a name in a list is no converted norm.
         InputError: if ``layers`` is no selector.
     """
-    if layers is None or (isinstance(layers, str) and layers == "auto"):
+    if isinstance(layers, str) and layers == "auto":
         return paper_rule(model, norms)
-    if isinstance(layers, str) and layers == "all":
+    if layers is None or (isinstance(layers, str) and layers == "all"):
         return "all norms", list(norms)
     check_selector(layers)
     first = {id(m): n for n, m in norms.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
 from sigmanens.conversion.blocks import paper_rule
-from sigmanens.conversion.config import Plan
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.fingerprint import shared_fingerprints
 from sigmanens.conversion.guards import forbid_fusing
 from sigmanens.conversion.heads import MemberHeads, member_heads
@@ -42,7 +42,7 @@ class Converted:
 
     network: nn.Module
     axis: MemberAxis
-    plan: Plan
+    plan: ConversionConfig
     report: ConversionReport
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     base_fingerprint: dict[str, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Converted:
 
 def build(
     model: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     *,
     in_place: bool = False,
     generator: torch.Generator | None = None,
@@ -111,7 +111,7 @@ def build(
 
 def _replacements(
     network: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     entries: list[NormEntry],
     rules: Mapping[str, Rule],
     axis: MemberAxis,
@@ -151,7 +151,7 @@ def _sigma_norm(
     name: str,
     rule: Rule,
     axis: MemberAxis,
-    plan: Plan,
+    plan: ConversionConfig,
     generator: torch.Generator | None,
     like: Tensor | None,
 ) -> nn.Module:

@@ -26,7 +26,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from sigmanens.conversion.build import Converted, build
-from sigmanens.conversion.config import Plan
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.fingerprint import own_keys, shared_fingerprints
 from sigmanens.conversion.rules import qualified_name
 from sigmanens.errors import CheckpointError, ConversionError, InputError
@@ -35,9 +35,10 @@ from sigmanens.norms.scales import is_sharded
 
 __all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
 
-FORMAT_VERSION = 3
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none.
-_READ = (1, 2, 3)
+FORMAT_VERSION = 4
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
+# plan has no version, and "norms" and "heads" for "layers" and "head_name".
+_READ = (1, 2, 3, 4)
 _JSON = "sigmanens.json"
 
 
@@ -52,7 +53,7 @@ class Saved:
         frozen_statistics: whether batch statistics stay as they are in training.
     """
 
-    plan: Plan
+    plan: ConversionConfig
     base_fingerprint: Mapping[str, int]
     temperature: float = 1.0
     frozen_statistics: bool = False
@@ -170,7 +171,10 @@ def load(directory: str | Path, base: nn.Module) -> tuple[Converted, Saved]:
 
 
 def load_into(
-    network: nn.Module, plan: Plan, base_fingerprint: Mapping[str, int], directory: str | Path
+    network: nn.Module,
+    plan: ConversionConfig,
+    base_fingerprint: Mapping[str, int],
+    directory: str | Path,
 ) -> Saved:
     """Put a saved state into a network that was converted alike, in place.
 
@@ -194,7 +198,7 @@ def load_into(
         saved = _saved(meta)
     except (InputError, KeyError) as e:
         raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
-    for key in ("members", "norms", "heads", "head", "init", "scale", "shift"):
+    for key in ("members", "layers", "head_name", "head", "init", "scale", "shift"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
         if mine != theirs:
             raise CheckpointError(
@@ -207,7 +211,7 @@ def load_into(
 
 def _saved(meta: Mapping[str, Any]) -> Saved:
     return Saved(
-        Plan.from_dict(meta["plan"]),
+        ConversionConfig.from_dict(meta["plan"]),
         {k: int(v, 16) for k, v in meta["base"].items()},
         float(meta["temperature"]),
         bool(meta.get("frozen_statistics", False)),

@@ -130,8 +130,6 @@ class EnsembleLoss:
         soft = isinstance(y, Tensor) and y.is_floating_point()
         self._check_labels(logits, y, soft, class_dim, members * size if split else size)
         if not split:
-            if self.diversity is not None and class_dim == 1:
-                self.diversity.observe(logits)
             y = y.unsqueeze(0).expand(members, *y.shape).flatten(0, 1)
         folded = logits.flatten(0, 1)
         if class_dim != 1:
@@ -153,7 +151,7 @@ class EnsembleLoss:
 
     @property
     def _penalised(self) -> bool:
-        return self.diversity is not None and self.diversity.weight > 0
+        return self.diversity is not None and self.diversity.active
 
     def _class_dim(self, logits: Tensor) -> int:
         """Dimension of the classes in one member's logits, counted from the front."""
