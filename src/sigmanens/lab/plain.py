@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -49,6 +49,9 @@ def _build(cls: Any, data: Any, where: str) -> Any:
             f"the configuration has an unknown key {where}{unknown[0]}; known here: "
             f"{', '.join(sorted(known))}"
         )
+    for f in fields(cls):
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
+            raise ConfigError(f"the configuration misses the key {where}{f.name}")
     values = {}
     for key, value in data.items():
         nested = _nested(hints[key])
