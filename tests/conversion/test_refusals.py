@@ -62,9 +62,9 @@ def test_each_class_and_reason_has_its_own_line() -> None:
     kind = f"{StrangeNorm.__module__}.StrangeNorm"
     assert refusal(model).splitlines() == [
         "3 of 4 norms of this Sequential cannot be converted:",
-        f"  1, 3 (2 × StrangeNorm): no rule covers {kind}, and it does not compute weight ⊙ norm(x) + "
-        "bias: it has no 'weight' of one value per channel. Register a builder for it with "
-        "sigmanens.conversion.rules.register_norm",
+        f"  1, 3 (2 × StrangeNorm): no rule covers {kind}, and it does not compute weight ⊙ "
+        "norm(x) + bias: it has no 'weight' of one value per channel. Register a builder for it "
+        "with sigmanens.conversion.rules.register_norm",
         "  2 (ParametrizedLayerNorm): its parameters are parametrised: make them plain first, "
         "with torch.nn.utils.parametrize.remove_parametrizations",
         "To keep them as they are, the same for all members, choose other norms with layers=…",
