@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
 from sigmanens.conversion.blocks import paper_rule
-from sigmanens.conversion.config import Plan
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.copying import deep_copy
 from sigmanens.conversion.fingerprint import Structure, shared_fingerprints
 from sigmanens.conversion.guards import forbid_fusing
@@ -44,7 +44,7 @@ class Converted:
 
     network: nn.Module
     axis: MemberAxis
-    plan: Plan
+    plan: ConversionConfig
     report: ConversionReport
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     base_fingerprint: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Converted:
 
 def build(
     model: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     *,
     in_place: bool = False,
     generator: torch.Generator | None = None,
@@ -133,7 +133,7 @@ def build(
 
 def _replacements(
     network: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     entries: list[NormEntry],
     rules: Mapping[str, Rule],
     axis: MemberAxis,
@@ -173,7 +173,7 @@ def _sigma_norm(
     name: str,
     rule: Rule,
     axis: MemberAxis,
-    plan: Plan,
+    plan: ConversionConfig,
     generator: torch.Generator | None,
     like: Tensor | None,
 ) -> nn.Module:

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
+from sigmanens.diversity.defaults import DEFAULTS
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
@@ -72,8 +73,9 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             callable ``(X.shape[1], number of classes) -> network``; or None for a small
             perceptron on tables.
         members: M ≥ 1.
-        tau: diversity temperature τ > 0.
-        diversity_weight: λ ≥ 0 of the diversity penalty; 0 leaves it out.
+        tau: diversity temperature τ > 0, or a function of the training's progress.
+        diversity_weight: λ ≥ 0 of the diversity penalty, or a function of progress; 0 leaves it
+            out.
         epochs: passes over the training data.
         batch_size: samples per step.
         lr: initial learning rate of the weights; scales take multiples of it.
@@ -99,8 +101,8 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         network: Network = None,
         *,
         members: int = 4,
-        tau: float = 0.5,
-        diversity_weight: float = 1e-3,
+        tau: float | Callable[[float], float] = DEFAULTS["estimator"].tau,
+        diversity_weight: float | Callable[[float], float] = DEFAULTS["estimator"].weight,
         epochs: int = 30,
         batch_size: int = 64,
         lr: float = 0.05,
@@ -231,18 +233,22 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         )
         device = next(ensemble.parameters()).device
         self.loss_curve_ = []
+        step = 0
         ensemble.train()
         for _ in range(self.epochs):
             total = 0.0
             for rows in _batches(torch.randperm(len(x), generator=generator), self.batch_size):
                 inputs, labels = x[rows].to(device), y[rows].to(device)
                 optimizer.zero_grad()
+                if penalty is not None:
+                    penalty.progress = step / steps
                 logits = logits_of(ensemble(inputs))
                 self._check_logits(logits)
                 loss = loss_fn(logits, labels, ensemble)
                 loss.backward()
                 optimizer.step()
                 schedule.step()
+                step += 1
                 total += float(loss.detach()) * len(rows)
             self.loss_curve_.append(total / len(x))
 

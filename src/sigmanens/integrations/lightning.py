@@ -148,11 +148,14 @@ class EnsembleModule(L.LightningModule):
             self.trainer.strategy.setup_optimizers(self.trainer)
 
     def on_train_start(self) -> None:
-        """Tell a penalty that starts late or rises how long the training is."""
+        """Begin to average the losses of an epoch."""
         self._sums, self._batches = {}, 0  # without the batches of a rate finder
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Tell the penalty how far the training has come."""
         diversity, total = self.loss_fn.diversity, self.trainer.estimated_stepping_batches
         if diversity is not None and math.isfinite(total):
-            diversity.tell_total(int(total))
+            diversity.progress = min(1.0, self.trainer.global_step / total)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step on ``(x, y)``; the loss returned is the total."""
@@ -160,8 +163,6 @@ class EnsembleModule(L.LightningModule):
         group = self.trainer.optimizers[0].param_groups[0]
         self._rate = float(group["lr"]) / group["lr_mult"]
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
-        if self.loss_fn.diversity is not None:
-            self.loss_fn.diversity.step = self.trainer.global_step
         if self.automatic_optimization:
             given = {"split": True} if self.split else {}
             logits = self._logits(x, **given)
@@ -296,14 +297,9 @@ class EnsembleModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["sigmanens_history"] = self.history
-        if self.loss_fn.diversity is not None:
-            checkpoint["sigmanens_diversity"] = self.loss_fn.diversity.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = list(checkpoint.get("sigmanens_history", []))
-        kept = checkpoint.get("sigmanens_diversity")
-        if self.loss_fn.diversity is not None and kept is not None:
-            self.loss_fn.diversity.load_state_dict(kept)
 
     def configure_optimizers(self) -> Any:
         """Optimizer over :func:`~sigmanens.param_groups`, and its rate schedule by step."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -24,14 +23,10 @@ from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
 from sigmanens.integrations.hub import save_folder
-from sigmanens.saving.checkpoint import is_checkpoint, write_atomic
+from sigmanens.saving.checkpoint import is_checkpoint
 from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
-
-
-_DIVERSITY = "diversity.json"
-"""In a Trainer's checkpoint: where a penalty that moves stands."""
 
 
 class EnsembleTrainer(Trainer):
@@ -166,12 +161,10 @@ class EnsembleTrainer(Trainer):
         return scheduler
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As the Trainer's; a penalty that moves is told the step and the number of steps."""
-        diversity = self.loss_fn.diversity
-        if diversity is not None:
-            diversity.step = self.state.global_step
-            if self.state.max_steps > 0:
-                diversity.tell_total(self.state.max_steps)
+        """As the Trainer's; tells the penalty how far the training has come."""
+        diversity, total = self.loss_fn.diversity, self.state.max_steps
+        if diversity is not None and total > 0:
+            diversity.progress = min(1.0, self.state.global_step / total)
         return super().training_step(*args, **kwargs)
 
     # -- inputs and outputs ----------------------------------------------------------------------
@@ -235,11 +228,6 @@ class EnsembleTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert self.model is not None
-        if self.loss_fn.diversity is not None and self.args.should_save:
-            folder = Path(output_dir or str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(self.loss_fn.diversity.state_dict())
-            write_atomic(folder / _DIVERSITY, text.encode())
         if self.small_checkpoints and state_dict is None:  # else a sharded network was gathered
             if not self.args.should_save:
                 return
@@ -255,9 +243,6 @@ class EnsembleTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        kept = Path(resume_from_checkpoint) / _DIVERSITY
-        if self.loss_fn.diversity is not None and kept.exists():
-            self.loss_fn.diversity.load_state_dict(json.loads(kept.read_text(encoding="utf-8")))
         if is_checkpoint(resume_from_checkpoint):
             self.ensemble.load_checkpoint(resume_from_checkpoint)
         else:

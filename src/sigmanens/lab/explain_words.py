@@ -30,8 +30,7 @@ def sentences(found: Explanation) -> list[str]:
     ]
     if found.steep is None:
         lines.append(
-            "Dial: with two members every τ ends with one owner of each channel. Steer by λ, or "
-            "with target_cosine."
+            "Dial: with two members every τ ends with one owner of each channel. Steer by λ."
         )
     else:
         low, high = found.steep
@@ -65,7 +64,7 @@ def sentences(found: Explanation) -> list[str]:
         if late <= 50:
             hint = (
                 " That is before a backbone has learnt anything: the partition is a random one. "
-                "Delay the penalty (start=0.25), lower λ or the rate, or raise τ."
+                "Delay the penalty (a Ramp as its weight), lower λ or the rate, or raise τ."
             )
         lines.append(f"Speed, penalty alone: the cosine is at {told}.{hint}")
     end = found.path[-1]

@@ -6,7 +6,6 @@ import copy
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 import sigmanens
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
@@ -68,9 +66,11 @@ def train_run(
         assert train is not None
         _check_single(config, len(classes))
         base = _base(config, len(classes))
-        diversity = Diversity(**config.penalty) if config.penalised else None
+        penalised = config.penalised
+        diversity = config.diversity.penalty(config.tau, config.weight) if penalised else None
         trial = _convert(base, config)  # what cannot work shows before anything is trained
         if diversity is not None:
+            diversity.progress = 0.0
             diversity(trial)
         del trial
     except BaseException:
@@ -133,7 +133,7 @@ def train_run(
     ensemble = _convert(base, config)
     method = _method(config)
     done = fit(method, ensemble, EnsembleLoss(diversity=diversity))
-    tau, weight = (None, None) if diversity is None else (diversity.tau, diversity.weight)
+    tau, weight = (config.tau, config.weight) if penalised else (None, None)
     measure(method, ensemble, done.seconds, tau=tau, weight=weight)
     temperature = rows[-1]["temperature"]
     ensemble.temperature.fill_(temperature)
@@ -266,8 +266,7 @@ def _check_single(config: TrainConfig, classes: int) -> None:
 
 def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:
     generator = torch.Generator().manual_seed(config.seed)
-    options: Mapping[str, Any] = vars(config.ensemble)
-    return convert(base, generator=generator, **options)
+    return convert(base, config.ensemble, generator=generator)
 
 
 def _method(config: TrainConfig) -> str:

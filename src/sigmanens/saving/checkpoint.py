@@ -27,7 +27,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from sigmanens.conversion.build import Converted, build
-from sigmanens.conversion.config import Plan
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.fingerprint import (
     Structure,
     fingerprint,
@@ -45,8 +45,8 @@ from sigmanens.saving.structure import check_structure, check_values
 __all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
 
 FORMAT_VERSION = 4
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Version 4
-# has a task; older ones are read as multiclass.
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
+# plan has no version and no task, and "norms" and "heads" for "layers" and "head_name".
 _READ = (1, 2, 3, 4)
 _JSON = "sigmanens.json"
 
@@ -62,7 +62,7 @@ class Saved:
         frozen_statistics: whether batch statistics stay as they are in training.
     """
 
-    plan: Plan
+    plan: ConversionConfig
     base_fingerprint: Mapping[str, int]
     temperature: float = 1.0
     frozen_statistics: bool = False
@@ -257,7 +257,10 @@ def _like_the_saved(converted: Converted, saved: Mapping[str, Tensor]) -> None:
 
 
 def load_into(
-    network: nn.Module, plan: Plan, base_fingerprint: Mapping[str, int], directory: str | Path
+    network: nn.Module,
+    plan: ConversionConfig,
+    base_fingerprint: Mapping[str, int],
+    directory: str | Path,
 ) -> Saved:
     """Put a saved state into a network that was converted alike, in place.
 
@@ -281,7 +284,7 @@ def load_into(
         saved = _saved(meta)
     except (InputError, KeyError) as e:
         raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
-    for key in ("members", "norms", "heads", "head", "init", "scale", "shift", "task"):
+    for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
         if mine != theirs and not (key == "task" and None in (mine, theirs)):
             raise CheckpointError(
@@ -294,11 +297,8 @@ def load_into(
 
 
 def _saved(meta: Mapping[str, Any]) -> Saved:
-    plan = dict(meta["plan"])
-    if meta["version"] < 4:
-        plan["task"] = None
     return Saved(
-        Plan.from_dict(plan),
+        ConversionConfig.from_dict(meta["plan"]),
         {k: int(v, 16) for k, v in meta["base"].items()},
         float(meta["temperature"]),
         bool(meta.get("frozen_statistics", False)),

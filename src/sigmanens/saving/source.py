@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from sigmanens.conversion.config import Plan
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.heads import last_linear
 from sigmanens.errors import CheckpointError, InputError, MissingPackageError
 from sigmanens.seeding import own_random_state
@@ -143,7 +143,7 @@ def _makes_modules(make: Any) -> bool:
 
 
 def find_source(
-    plain: nn.Module, plan: Plan, factory: str | Source | None
+    plain: nn.Module, plan: ConversionConfig, factory: str | Source | None
 ) -> dict[str, Any] | None:
     """What a checkpoint says of how to make its base anew.
 
@@ -222,7 +222,7 @@ def _candidates(plain: nn.Module) -> list[Source]:
     return []
 
 
-def _odd(plain: nn.Module, made: nn.Module, plan: Plan) -> str | None:
+def _odd(plain: nn.Module, made: nn.Module, plan: ConversionConfig) -> str | None:
     """What differs between a member and a new network: layers, settings or tensors."""
     fresh = plan.heads if plan.head == "fresh" else ()
     ours, theirs = (_described(m, plan.norms, fresh) for m in (plain, made))

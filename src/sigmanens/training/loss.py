@@ -160,8 +160,6 @@ class EnsembleLoss:
         class_dim = self._class_dim(logits)
         soft = isinstance(y, Tensor) and y.is_floating_point()
         self._check_labels(logits, y, soft, class_dim, members * size if split else size)
-        if not split and self.diversity is not None and class_dim == 1:
-            self.diversity.observe(logits)
         extra = {"ignore_index": self.ignore_index} if self._takes_ignore and not soft else {}
         labels = y.split(size) if split else [y] * members
         if self.stated_task is None and not self._several:
@@ -237,7 +235,7 @@ class EnsembleLoss:
 
     @property
     def _penalised(self) -> bool:
-        return self.diversity is not None and self.diversity.weight > 0
+        return self.diversity is not None and self.diversity.active
 
     def _class_dim(self, logits: Tensor) -> int:
         """Dimension of the classes in one member's logits, counted from the front."""
