@@ -17,8 +17,8 @@ from tests.networks import Pictures, randomise
 from torch import nn
 
 import sigmanens as sn
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import ConversionError, NoNormError, UnsupportedNormError
+from sigmanens.passes.modes import evaluating
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -34,7 +34,7 @@ def state(ensemble: sn.SigmaEnsemble) -> dict[str, torch.Tensor]:
     return {k: v.detach().clone() for k, v in ensemble.state_dict().items()}
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(o) or "defaults")
 def test_options_config_and_plan_build_the_same_ensemble(options: dict[str, Any]) -> None:
     base = randomise(dense()).eval()
     made = sn.convert(base, 3, generator=generator(), **options)

@@ -129,7 +129,7 @@ def test_copies_have_one_member_axis_of_their_own(how: str) -> None:
     assert axes == {id(twin.axis)}
     assert twin.axis is not ens.axis
     assert torch.equal(twin.eval()(x), ens.eval()(x))
-    with twin.axis.only(1, 2):
+    with twin.axis.choosing(start=1, stop=2):
         assert twin(x).shape[0] == 1
         assert ens(x).shape[0] == 3
     assert torch.equal(twin.member(2)(x), ens.member(2)(x))

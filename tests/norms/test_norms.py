@@ -129,7 +129,7 @@ def test_sequential_and_groups_equal_folded(case: str, training: bool) -> None:
         outputs = []
         for start in range(0, 5, group):
             stop = min(start + group, 5)
-            with layer.axis.only(start, stop):
+            with layer.axis.choosing(start=start, stop=stop):
                 outputs.append(layer(rows[start:stop].flatten(0, 1)))
         y = torch.cat(outputs)
         (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()

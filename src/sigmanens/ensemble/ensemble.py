@@ -7,6 +7,7 @@ shared weights: the same numbers with the memory of one) or in groups of k.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ from sigmanens.ensemble.runner import Runner, share
 from sigmanens.ensemble.trial import twin_of
 from sigmanens.errors import InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
+from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.modes import evaluating, training
 from sigmanens.saving.checkpoint import Saved, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
@@ -93,6 +95,14 @@ class SigmaEnsemble(nn.Module):
         self._dims = resolve_batch_dims(network, plan.batch_dims)
         self._hinted = False
         self._frozen = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SigmaEnsemble:
+        """A copy with a member axis of its own; a copied layer keeps that of its ensemble."""
+        memo[id(self.axis)] = MemberAxis(self.num_members)
+        twin: SigmaEnsemble = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__reduce_ex__(2)[2], memo))
+        return twin
 
     # -- passes ----------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def peek() -> Pass | None:
 class MemberAxis:
     """The members of one ensemble. Its layers ask it which members are in the pass.
 
-    It is a token without state: copies of an ensemble share it.
+    It is a token without state, which copies of a layer share.
 
     Args:
         num_members: number of members M, at least 1.
