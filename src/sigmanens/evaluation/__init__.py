@@ -8,6 +8,7 @@ logits are in :mod:`sigmanens.evaluation.ood`, those of features in
 
 from sigmanens.evaluation import (
     calibration,
+    comparison,
     diversity,
     equivalent,
     feature_score,
@@ -28,6 +29,7 @@ from sigmanens.evaluation.calibration import (
     calibrated_nll,
     fit_temperature,
 )
+from sigmanens.evaluation.comparison import Difference, holm, seed_difference
 from sigmanens.evaluation.diversity import (
     disagreement,
     jensen_gap,
@@ -61,6 +63,7 @@ from sigmanens.evaluation.vim import ViM
 __all__ = [
     "KNN",
     "TEMPERATURE_BOUNDS",
+    "Difference",
     "Equivalent",
     "FeatureScore",
     "Interval",
@@ -81,6 +84,7 @@ __all__ = [
     "calibrated_nll",
     "calibration",
     "classwise_ece",
+    "comparison",
     "deep_ensemble_equivalent",
     "disagreement",
     "diversity",
@@ -92,6 +96,7 @@ __all__ = [
     "feature_score",
     "fit_temperature",
     "fpr_at_tpr",
+    "holm",
     "intervals",
     "inversion",
     "jensen_gap",
@@ -109,6 +114,7 @@ __all__ = [
     "resampling",
     "risk",
     "risk_coverage",
+    "seed_difference",
     "sharpness",
     "summarize",
     "summary",

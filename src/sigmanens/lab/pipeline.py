@@ -18,11 +18,13 @@ from sigmanens.baselines import SeparateNetworks
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.backbones.registry import check_trained_head
 from sigmanens.lab.config import TrainConfig
 from sigmanens.lab.data.sets import PictureSet, load_sets
+from sigmanens.lab.differences import Samples, differences
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
@@ -78,6 +80,7 @@ def train_run(
         raise
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
+    samples: dict[str, Samples] = {}
 
     def fit(name: str, network: nn.Module, loss_fn: EnsembleLoss) -> TrainingResult:
         terminal = sys.stdout.isatty()
@@ -112,6 +115,8 @@ def train_run(
         rows.append(row)
         tensors.update({f"{method}.{k}": v for k, v in kept.items() if "labels" not in k})
         tensors.update({k: v for k, v in kept.items() if "labels" in k})
+        mean = log_mean_exp(kept["member_log_probs"].double())
+        samples[method] = {"log_probs": mean, "labels": kept["labels"]}
 
     single, seconds = SeparateNetworks([base]), None
     pretrained = config.model.pretrained
@@ -153,6 +158,7 @@ def train_run(
             "ood": {name: len(pictures) for name, pictures in data.ood.items()},
         },
         "rows": rows,
+        "differences": differences(rows, lambda row: samples[row["method"]]),
         "history": done.history,
         "checkpoint_bytes": size,
         "choice": None,

@@ -130,7 +130,7 @@ def _material(data: str, measure: str, seed: int) -> Material:
     config = DataConfig(**json.loads(data))
     corruptions, limit, draw = json.loads(measure)
     if config.source == "digits":
-        return _digits(seed)
+        return _digits(seed, config.limit or 200)
     if config.tokenizer is not None:
         return _texts(config, corruptions, limit, draw)
     return _pictures(config, corruptions, limit, draw)
@@ -251,11 +251,11 @@ class _TextSets:
         return found
 
 
-def _digits(seed: int) -> Material:
+def _digits(seed: int, count: int) -> Material:
     """Few handwritten digits seen through noise, and the same at five severities."""
     from sigmanens.lab.digits import digits_sets, noisy
 
-    digits = digits_sets(seed=seed)
+    digits = digits_sets(train=count, seed=seed)
     generator = torch.Generator().manual_seed(1000 + seed)
 
     def seen(part: Labelled) -> Labelled:
