@@ -186,7 +186,7 @@ def test_the_summary_is_a_headline_and_three_lines():
     )
     lines = dict(found.lines)
     assert list(lines) == ["Quality", "Cost", "Choice"]
-    assert "accuracy +0.021 [0.021, 0.021] better*" in lines["Quality"]
+    assert "accuracy +0.021 [0.021, 0.021] better†" in lines["Quality"]
     assert "±0.003 in temperature-scaled NLL, is what this run can resolve" in lines["Quality"]
     assert lines["Cost"].startswith("σN-Ens τ=0.5: 1.04 × the parameters and 3.4 × the training")
     assert "4 separate networks: 4.00 × the parameters" in lines["Cost"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -82,8 +81,9 @@ def differences(
 
     Returns:
         one object for each pair: ``a`` and ``b`` (:func:`setting_name`), ``seeds`` they share, and
-        ``metrics``, by name the fields of :class:`~sigmanens.evaluation.comparison.Difference`. The
-        ``p`` of a calibration error of one seed is null: its interval comes from two.
+        ``metrics``, by name ``value``, ``low``, ``high``, ``p``, ``n`` and ``basis`` of a
+        :class:`~sigmanens.evaluation.comparison.Difference`. The ``p`` of a calibration error of
+        one seed is null: its interval comes from two.
     """
     settings: dict[str, dict[Any, Row]] = {}
     for row in rows:
@@ -115,12 +115,17 @@ def differences(
                     kept = before.get((a, b), {}).get(metric)
                     compared |= {metric: kept} if kept else {}
             if gap is not None:
-                compared[metric] = asdict(gap)
-                if math.isnan(gap.p):
-                    compared[metric]["p"] = None
+                compared[metric] = _plain(gap)
         if compared:
             found.append({"a": a, "b": b, "seeds": len(shared), "metrics": compared})
     return found
+
+
+def _plain(gap: Difference) -> dict[str, Any]:
+    """Its fields with six digits, as JSON has them."""
+    numbers = {k: getattr(gap, k) for k in ("value", "low", "high", "p")}
+    rounded = {k: None if math.isnan(x) else float(f"{x:.6g}") for k, x in numbers.items()}
+    return rounded | {"n": gap.n, "basis": gap.basis}
 
 
 class _Sampled:

@@ -16,7 +16,7 @@ __all__ = ["METRICS", "RULE", "Metric", "difference", "named", "seeds_word", "su
 RULE = (
     "Differences are paired, with 95 % intervals: Student’s t over the seeds, or, with one seed in "
     "common, the bootstrap over the same samples. They are called better or worse only where the "
-    "interval leaves out 0. A star marks what also survives Holm’s correction for all comparisons "
+    "interval leaves out 0. † marks what also survives Holm’s correction for all comparisons "
     "with the same reference."
 )
 _FIELDS = {field.name for field in fields(Difference)}

@@ -174,7 +174,7 @@ def _comparison(study: Study) -> dict[str, Any] | None:
             if gap is None:
                 cells.append(Cell.of(None))
                 continue
-            mark = word(gap, key) + ("*" if abs(entry[3]) == 2 else "")
+            mark = word(gap, key) + ("†" if abs(entry[3]) == 2 else "")
             hint = "one seed" if gap.basis == "samples" else f"{gap.n} seeds"
             cells.append(Cell(named(gap), gap.value, mark=mark, hint=hint))
         rows.append(cells)

@@ -61,7 +61,7 @@
     if (Number(text) === 0) return text;
     return x < 0 ? `−${text}` : sign ? `+${text}` : text;
   };
-  const words = { 1: "better", 2: "better*", "-1": "worse", "-2": "worse*" };
+  const words = { 1: "better", 2: "better†", "-1": "worse", "-2": "worse†" };
   if (reference) {
     const data = JSON.parse(document.getElementById("differences-data").textContent);
     const table = document.getElementById("differences-table");
@@ -77,7 +77,7 @@
           if (!entry || !entry[3]) return;
           const mark = document.createElement("span");
           mark.textContent = words[entry[3]];
-          mark.className = `mark ${mark.textContent.replace("*", "")}`;
+          mark.className = `mark ${mark.textContent.replace("†", "")}`;
           cell.append(" ", mark);
         });
       }
