@@ -25,9 +25,9 @@ negative ones included; this page is made by `python docs/make_tables.py` from t
 *Against plain* is NLL (T) less that of the same method at the same τ and M = 4 without the change,
 seed by seed, with Student's 95 % interval: **better** or **worse** where it leaves out 0, † where
 that survives Holm's correction for all tries of its table. *Gap closed*: 0 % is one network with a
-temperature, 100 % as many separate networks as the plain setting has members. *Epochs* count
-passes of one network over the training pictures: what the training costs, but for what late splits share. *Compute*: multiply-adds of a
-prediction over those of one network.
+temperature, 100 % as many separate networks as the plain setting has members. *Epochs* count passes
+of one network over the training pictures: what the training costs, but for what late splits share.
+*Compute*: multiply-adds of a prediction over those of one network.
 """
 
 
