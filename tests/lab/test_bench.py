@@ -30,7 +30,7 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.evaluation import apply_temperature, fit_temperature, nll
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
-from sigmanens.lab.bench.gather import _add_findings, choose
+from sigmanens.lab.bench.gather import choose
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.methods import separate_network
 from sigmanens.lab.bench.runner import Job, run_bench
@@ -39,6 +39,7 @@ from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
 from sigmanens.lab.differences import differences, setting_name, value_of
+from sigmanens.lab.findings import add_findings
 from sigmanens.lab.report import verdict
 from sigmanens.lab.runs import read_config, read_metrics
 
@@ -244,10 +245,10 @@ def test_variants_of_separate_networks_are_no_reference_for_findings(
     (single,) = (r for r in rows if (r["method"], r["seed"]) == ("single", 0))
     rows.append(single | {"variant": "better", "nll": -100.0})
     before = [row["findings"] for row in done[1]["rows"]]
-    _add_findings(rows, done[1]["histories"])
+    add_findings(rows, done[1]["histories"])
     assert [row["findings"] for row in rows[:-1]] == before
     rows[-1]["variant"] = None  # were it a reference, members would be weak
-    _add_findings(rows, done[1]["histories"])
+    add_findings(rows, done[1]["histories"])
     assert [row["findings"] for row in rows[:-1]] != before
 
 

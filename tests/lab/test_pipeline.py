@@ -88,6 +88,7 @@ def configuration(folders: Path, **changes: Any) -> TrainConfig:
         "ensemble": EnsembleConfig(members=2),
         "diversity": DiversityConfig(tau=0.5, weight=1e-2),
         "recipe": Recipe(epochs=2, batch_size=40, lr=0.05, flip_crop=1),
+        "controls": [],
         "seed": 3,
     }
     return copy.deepcopy(TrainConfig(**(given | changes)))

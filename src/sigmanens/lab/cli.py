@@ -52,6 +52,9 @@ def _tell(metrics: dict[str, Any], out: Path) -> None:
     console.print(Text(f"\n{said.headline}", style="bold"))
     for topic, line in said.lines:
         console.print(Text(f"• {topic}: {line}"))
+    warned = {text: row["method"] for row in metrics["rows"] for text in row.get("findings") or ()}
+    for text, method in warned.items():
+        console.print(Text(f"! {method}: {text}"))
     print(f"Report: {out / 'report.html'}")
 
 

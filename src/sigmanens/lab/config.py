@@ -37,7 +37,8 @@ class ModelConfig:
 
     Attributes:
         name: a backbone ("resnet20", "resnet18", "wrn28_10", …), "timm/<name>",
-            "torchvision/<name>" or, for texts, "transformers/<hub name or folder>".
+            "torchvision/<name>", for texts "transformers/<hub name or folder>", or a function of
+            your own file, "module:function", that takes ``options`` and ``num_classes``.
         options: further arguments of the backbone.
         weights: file with pretrained weights (safetensors or torch); none: random ones.
     """
@@ -57,8 +58,10 @@ class DataConfig:
     """The pictures or texts: a hub name or a local folder that ``datasets.load_dataset`` reads.
 
     Attributes:
-        source: hub name, or folder of parquet files; a hub name that holds several data sets is
-            followed by which, as in ``ufldl-stanford/svhn:cropped_digits``.
+        source: hub name, or folder: of parquet files, of class folders of pictures below
+            ``train/`` and ``test/``, or of ``train.csv`` and ``test.csv`` (or ``.json``) with a
+            column of texts and one of labels, which may be words; a hub name that holds several data
+            sets is followed by which, as in ``ufldl-stanford/svhn:cropped_digits``.
         tokenizer: for texts: hub name or folder of a tokenizer of transformers, or "minilm"; none:
             the data are pictures.
         length: tokens that a text is cut to.
@@ -249,10 +252,12 @@ class TrainConfig:
         ensemble: the conversion.
         diversity: the penalty.
         recipe: the training.
-        controls: what stands beside the ensemble in the results: "single" (the pretrained network
-            as loaded; without pretrained weights, one network trained as long),
+        controls: what stands beside the ensemble in the results; none: one network to compare with:
+            "single", or "single_finetuned" where the pretrained head is new. "single" (the
+            pretrained network as loaded; without pretrained weights, one network trained as long),
             "single_temperature" (the same with a temperature fitted on held-out data),
-            "single_finetuned" (the pretrained network fine-tuned as long), "sigmanens_lambda0"
+            "single_finetuned" (the pretrained network fine-tuned as long, with a fresh head where
+            the members' are fresh), "sigmanens_lambda0"
             (the ensemble without the penalty).
         seed: of γ, heads, order and augmentation.
         threads: CPU threads; none: torch's choice.
@@ -263,7 +268,7 @@ class TrainConfig:
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
-    controls: list[str] = field(default_factory=list)
+    controls: list[str] | None = None
     seed: int = 0
     threads: int | None = None
 
@@ -271,7 +276,7 @@ class TrainConfig:
         """Raise ConfigError for values that no part could use, before anything is loaded."""
         if not self.data.source:
             raise ConfigError("data.source is missing: a hub name or a folder of parquet files")
-        unknown = [c for c in self.controls if c not in CONTROLS]
+        unknown = [c for c in self.controls or () if c not in CONTROLS]
         if unknown:
             raise ConfigError(
                 f"controls names {unknown[0]!r}; expected any of {', '.join(CONTROLS)}"
@@ -301,13 +306,14 @@ class TrainConfig:
         if self.recipe.flip_crop < 0:
             raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")
         self._check_pictures()
+        self._check_texts()
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1")
         if self.penalised and self.ensemble.scale == "linear":
             raise ConfigError(
                 "ensemble.scale is 'linear', to which no penalty applies; set diversity.weight to 0"
             )
-        if not self.penalised and "sigmanens_lambda0" in self.controls:
+        if not self.penalised and "sigmanens_lambda0" in (self.controls or ()):
             raise ConfigError(
                 "controls names 'sigmanens_lambda0', but the ensemble itself has no penalty: "
                 "diversity.weight is 0, or ensemble.members 1"
@@ -334,6 +340,24 @@ class TrainConfig:
             raise ConfigError(
                 "recipe.resized_crop and recipe.flip_crop are both given; expected one augmentation"
             )
+
+    def _check_texts(self) -> None:
+        """Raise ConfigError for what is done to pictures alone."""
+        if self.data.tokenizer is None:
+            return
+        for key, given in (
+            ("data.ood_without", self.data.ood_without),
+            ("data.size", self.data.size),
+            ("data.crop", self.data.crop),
+            ("data.lazy", self.data.lazy),
+            ("recipe.flip_crop", self.recipe.flip_crop),
+            ("recipe.channels_last", self.recipe.channels_last),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{key} is {given}, which is for pictures, but data.tokenizer says that the "
+                    "data are texts"
+                )
 
     @property
     def penalty(self) -> dict[str, Any]:

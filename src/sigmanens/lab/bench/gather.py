@@ -15,15 +15,13 @@ from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.differences import Load, Row, Samples, differences
-from sigmanens.lab.findings import row_findings
+from sigmanens.lab.findings import ONE_RUN, add_findings
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.runs import environment
 
 __all__ = ["choose", "gather"]
 
 _CRITERION = "validation nll_calibrated"
-_ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")
-"""What tells rows apart."""
 
 
 def gather(
@@ -50,9 +48,9 @@ def gather(
             row["trial"] = trial.key
             history = row.pop("epochs", None)
             if history and trial.seed == config.seeds[0]:
-                histories.append({k: row.get(k) for k in _ONE_RUN} | {"epochs": history})
+                histories.append({k: row.get(k) for k in ONE_RUN} | {"epochs": history})
             rows.append(row)
-    _add_findings(rows, histories)
+    add_findings(rows, histories)
     choice = choose(rows)
     return to_json(
         {
@@ -90,20 +88,6 @@ def _samples_in(finished: Mapping[Trial, Path]) -> Load:
         return found
 
     return load
-
-
-def _add_findings(rows: list[dict[str, Any]], histories: list[dict[str, Any]]) -> None:
-    """What is wrong with an ensemble's members, in words, as ``findings`` of its row."""
-    epochs = {tuple(h[k] for k in _ONE_RUN): h["epochs"] for h in histories}
-    alone = {
-        r["seed"]: r["nll"]
-        for r in rows
-        if r["method"] in ("single", "single_finetuned") and not r.get("variant")
-    }
-    for row in rows:
-        known = epochs.get(tuple(row.get(k) for k in _ONE_RUN), ())
-        found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)
-        row["findings"] = [str(finding) for finding in found] or None
 
 
 def choose(rows: list[dict[str, Any]]) -> dict[str, Any] | None:

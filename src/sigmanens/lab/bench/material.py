@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones import registry
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.corrupted import (
@@ -35,6 +36,7 @@ from sigmanens.lab.rows import EvaluationData
 
 __all__ = [
     "Material",
+    "check_padding",
     "check_trained_head",
     "first_of",
     "load_base_pictures",
@@ -123,6 +125,16 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
         return  # a file that does not fit is refused by itself
     remedy = "Set trained_head: false, so that one network is trained first"
     registry.check_trained_head(model.name, classes, remedy)
+
+
+def check_padding(network: nn.Module, padding: int | None, name: str) -> None:
+    """Raise ConfigError if a network takes another padding token than the texts have."""
+    own = getattr(network, "padding", None)
+    if padding is not None and own is not None and padding != own:
+        raise ConfigError(
+            f"data.tokenizer fills texts up with token {padding}, but {name} takes {own} for "
+            "padding: use the tokenizer of the model"
+        )
 
 
 @lru_cache(maxsize=2)
