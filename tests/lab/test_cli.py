@@ -25,7 +25,8 @@ from sigmanens.errors import RunError
 from sigmanens.lab import demo, pipeline
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.cli import main
-from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.runs import read_config, read_metrics
 
 

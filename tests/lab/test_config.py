@@ -20,13 +20,13 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.config import (
     CONTROLS,
     DataConfig,
-    DemoConfig,
     DiversityConfig,
     EnsembleConfig,
     ModelConfig,
     Recipe,
     TrainConfig,
 )
+from sigmanens.lab.demo_config import DemoConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = TrainConfig(

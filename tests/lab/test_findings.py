@@ -56,8 +56,11 @@ def test_rows_of_the_committed_results_are_read() -> None:
     [
         ({"temperature": 1.2, "accuracy": 0.9, "classes": 10, "n": 100}, []),
         ({"temperature": 1.2, "accuracy": 0.12, "classes": 10, "n": 100}, ["guessing among 10"]),
-        ({"temperature": 1e4, "accuracy": 0.9, "classes": 10, "n": 100}, ["at its bound"]),
-        ({"temperature": 0.01, "accuracy": 0.5, "classes": 2, "n": 50}, ["bound", "guessing"]),
+        ({"temperature": 1e4, "accuracy": 0.9, "classes": 10, "n": 100}, ["temperature is 10000"]),
+        (
+            {"temperature": 0.01, "accuracy": 0.5, "classes": 2, "n": 50},
+            ["temperature is 0.01", "guessing among 2"],
+        ),
         ({"accuracy": 0.1}, []),
     ],
 )

@@ -24,7 +24,8 @@ from jsonargparse import ArgumentParser, Namespace
 from sigmanens import __version__
 from sigmanens.errors import ConfigError, RunError, SigmaNensError
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
-from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.explain import ExplainConfig
 from sigmanens.lab.recipes import RECIPES, recipe_path
 

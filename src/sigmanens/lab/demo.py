@@ -21,12 +21,12 @@ from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.config import (
     DataConfig,
-    DemoConfig,
     DiversityConfig,
     EnsembleConfig,
     ModelConfig,
     Recipe,
 )
+from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.digits import digits_sets
 from sigmanens.lab.runs import RUN_FILES
 from sigmanens.saving.checkpoint import write_atomic

@@ -8,10 +8,11 @@ from typing import Any
 
 from sigmanens.diversity import diagnosis
 from sigmanens.diversity.diagnosis import Finding
-from sigmanens.evaluation.calibration import TEMPERATURE_BOUNDS
 
 __all__ = ["ONE_RUN", "add_findings", "row_findings", "row_warnings"]
 
+_COLDEST, _HOTTEST = 0.02, 50.0
+"""Temperatures that make every answer certain, or every answer the same."""
 ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")
 """What tells rows apart."""
 
@@ -38,17 +39,16 @@ def add_findings(
 
 
 def row_warnings(row: Mapping[str, Any]) -> list[str]:
-    """A temperature at its bound, and an accuracy that guessing would reach.
+    """A temperature that is no scaling any more, and an accuracy that guessing would reach.
 
     Guessing: within two standard errors of one class in ``classes``, or below.
     """
     found = []
     temperature = _number(row, "temperature")
-    low, high = TEMPERATURE_BOUNDS
-    if temperature <= low * 1.001 or temperature >= high / 1.001:
+    if temperature <= _COLDEST or temperature >= _HOTTEST:
         found.append(
-            f"the fitted temperature {temperature:g} is at its bound: the validation examples do "
-            "not determine one, or all are answered alike"
+            f"the fitted temperature is {temperature:g}: the validation examples do not determine "
+            "one, because all are answered rightly, or no better than by guessing"
         )
     classes, n = _number(row, "classes"), _number(row, "n")
     if classes > 1 and n > 0:

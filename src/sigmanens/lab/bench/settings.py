@@ -55,9 +55,9 @@ def register(name: str, build: Rival) -> None:
         name: what ``methods`` calls it.
         build: ``build(network, members, options)`` gives a module from inputs to member logits
             (M, B, C), in training and evaluation mode. ``network`` may be changed in place;
-            ``options`` is what the study's ``options`` has under this name. Draws are seeded. A worker
-            process knows only what it can import: with several workers write ``module:function`` in
-            the place of a registered name.
+            ``options`` is what the study's ``options`` has under this name. Draws are seeded. A
+            worker process knows only what it can import: with several workers write
+            ``module:function`` in the place of a registered name.
 
     Raises:
         ConfigError: if there is a method of that name.
