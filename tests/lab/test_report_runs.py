@@ -281,7 +281,7 @@ def test_any_two_rows_are_compared_and_holm_asks_for_more(study: Study, page: st
         if gap is not None and gap.sign:
             seen.add(group.key)
             entry = data[study.reference.key][group.key][1]
-            assert entry[:3] == [round(x, 5) for x in (gap.value, gap.low, gap.high)]
+            assert entry[:3] == [round(x, 6) for x in (gap.value, gap.low, gap.high)]
             better = word(gap, "nll") == "better"
             assert entry[3] == (1 if better else -1) * (2 if group.key in kept else 1)
             back = data[group.key][study.reference.key][1]

@@ -137,13 +137,14 @@ def train_run(
         logits = tempered(member_logits(single), data.validation)
         measure("single_temperature", single, seconds, logits)
     if "single_finetuned" in controls:
-        network, more = copy.deepcopy(base), {}
+        network, variant = copy.deepcopy(base), None
         if head == "fresh":
             network = with_fresh_head(network, config.ensemble.head_name, config.seed)
-            more = {"head": "fresh", "variant": "fresh_head"}
+            variant = "fresh_head"
         tuned = SeparateNetworks([network])
         took = fit("single_finetuned", tuned, EnsembleLoss()).seconds
-        measure("single_finetuned", tuned, took, **more)
+        own = "fresh" if variant else None
+        measure("single_finetuned", tuned, took, head=own, variant=variant)
     if "sigmanens_lambda0" in controls:
         free = _convert(base, config)
         took = fit("sigmanens_lambda0", free, EnsembleLoss()).seconds

@@ -207,7 +207,7 @@ def _less(study: Study, reference: Group, keys: list[str]) -> dict[str, list[Any
             sign = {"better": 1, "worse": -1, "": 0}[word(gap, key)]
             sign *= 2 if group.key in kept[key] else 1
             one = int(gap.basis == "samples")
-            entries.append([*(round(x, 5) for x in (gap.value, gap.low, gap.high)), sign, one])
+            entries.append([*(round(x, 6) for x in (gap.value, gap.low, gap.high)), sign, one])
         found[group.key] = entries
     return found
 
