@@ -40,7 +40,7 @@ from sigmanens.lab.cli import main
 from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
 from sigmanens.lab.differences import differences, setting_name, value_of
 from sigmanens.lab.findings import add_findings
-from sigmanens.lab.report import verdict
+from sigmanens.lab.report import summary
 from sigmanens.lab.runs import read_config, read_metrics
 
 TINY = BenchConfig(
@@ -80,7 +80,7 @@ def test_every_method_and_seed_has_its_row(done: tuple[Path, dict[str, Any]]) ->
     assert got == {(*m, s) for m in methods for s in (0, 1)}
     assert len(found["rows"]) == len(got)
     assert found["failures"] == {}
-    assert "σN-Ens" in verdict(found).headline
+    assert "σN-Ens" in summary(found).headline
 
 
 def test_rows_follow_from_the_predictions_kept(done: tuple[Path, dict[str, Any]]) -> None:

@@ -194,7 +194,7 @@ def _comparison(study: Study) -> dict[str, Any] | None:
 
 
 def _less(study: Study, reference: Group, keys: list[str]) -> dict[str, list[Any]]:
-    """[value, low, high, verdict] of every group less the reference; ±2 survives Holm."""
+    """[value, low, high, sign, one seed] of every group less the reference; ±2 survives Holm."""
     kept = {key: survivors(study, reference, key) for key in keys}
     found: dict[str, list[Any]] = {}
     for group in study.groups:

@@ -152,7 +152,7 @@ def _distinct(names: list[str], settings: Sequence[tuple[Any, ...]]) -> list[str
 
 
 def _chosen(sigma: list[Group], choice: Row) -> tuple[Group | None, str | None]:
-    """The σN-Ens the verdict is about, and the criterion it was chosen by.
+    """The σN-Ens the summary is about, and the criterion it was chosen by.
 
     What the run says counts; without a word of it, the lowest temperature-scaled validation NLL;
     a single σN-Ens needs no choice. The test numbers are never used.
