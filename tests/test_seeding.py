@@ -1,12 +1,14 @@
-"""Random state of one device: drawn as torch.manual_seed has it, without seeding other devices."""
+"""Random state of devices: drawn as torch.manual_seed has it, one thread at a time."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sigmanens.seeding import device_of, own_random_state, seed_device
+from sigmanens.seeding import device_of, own_random_state, own_seed, seed_device
 
 
 def test_it_draws_as_manual_seed_and_leaves_other_devices_alone(
@@ -24,6 +26,19 @@ def test_it_draws_as_manual_seed_and_leaves_other_devices_alone(
     assert not seeded
     torch.manual_seed(5)
     assert seeded == [5]  # which is what it does not do
+
+
+def test_threads_take_turns() -> None:
+    def draw(seed: int) -> Tensor:
+        with own_seed(seed), own_random_state():  # blocks may be nested
+            return torch.cat([torch.randn(2000) for _ in range(50)])
+
+    expected = [draw(seed) for seed in range(8)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        for found, alone in zip(pool.map(draw, range(8)), expected, strict=True):
+            assert torch.equal(found, alone)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_device_is_that_of_the_parameters() -> None:

@@ -7,6 +7,7 @@ Modulation" (arXiv 2607.23860).
 from sigmanens import diversity, errors
 from sigmanens.conversion import rules
 from sigmanens.conversion.audit import ConversionReport
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert, convert_
 from sigmanens.ensemble.ensemble import SigmaEnsemble, load
@@ -19,6 +20,7 @@ from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConversionConfig",
     "ConversionReport",
     "Diversity",
     "EnsembleLoss",

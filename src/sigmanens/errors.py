@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 __all__ = [
     "AlreadyConvertedError",
     "CheckpointError",
@@ -16,10 +19,12 @@ __all__ = [
     "MixedSizesError",
     "NoNormError",
     "NonFiniteError",
+    "OutsidePassError",
     "RunError",
     "SigmaNensError",
     "SigmaNensWarning",
     "UnsupportedNormError",
+    "warn",
 ]
 
 
@@ -37,6 +42,10 @@ class InputError(SigmaNensError, ValueError):
 
 class NonFiniteError(InputError):
     """NaN or infinity where a finite number is needed."""
+
+
+class OutsidePassError(SigmaNensError, RuntimeError):
+    """A converted layer was called outside a pass of its ensemble."""
 
 
 class ConversionError(SigmaNensError, ValueError):
@@ -89,3 +98,15 @@ class MixedSizesError(DataError):
 
 class RunError(SigmaNensError, RuntimeError):
     """A run folder is missing, incomplete or already in use."""
+
+
+def warn(message: str) -> None:
+    """Issue a :class:`SigmaNensWarning` that points at the caller's line, outside this package."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and _is_inner(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, SigmaNensWarning, stacklevel=level)
+
+
+def _is_inner(module: str) -> bool:
+    return module.partition(".")[0] in ("sigmanens", "torch", "contextlib")

@@ -1,11 +1,15 @@
-"""The random state of one device: put back after a block, and seeded without touching others.
+"""The random state of devices: put back after a block, and seeded without touching others.
 
 ``torch.manual_seed`` seeds every device, and ``torch.random.fork_rng`` over all of them makes a
 context on each, which a job with one process per device cannot afford.
+
+All threads of a process draw from the same generators of torch. So only one thread at a time can be
+in a block that seeds them; the others wait. Threads that draw outside such a block are not held up.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +18,8 @@ from torch import nn
 
 __all__ = ["device_of", "own_random_state", "own_seed", "seed_device", "seeded"]
 
+_TURN = threading.RLock()
+
 
 def device_of(network: nn.Module) -> torch.device:
     """Where the first parameter of a network lies; the CPU without one."""
@@ -21,14 +27,15 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 @contextmanager
-def own_random_state(device: torch.device) -> Iterator[None]:
-    """Put the random state of the CPU and of one device back after the block."""
-    if device.type == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            yield
-    else:
-        with torch.random.fork_rng(devices=[device.index or 0], device_type=device.type):
-            yield
+def own_random_state(*devices: torch.device) -> Iterator[None]:
+    """Put the random state of the CPU and of these devices, of one type, back after the block.
+
+    The thread is alone in such blocks: another waits until this one has left.
+    """
+    cards = [device for device in devices if device.type != "cpu"]
+    kind = cards[0].type if cards else "cuda"
+    with _TURN, torch.random.fork_rng([card.index or 0 for card in cards], device_type=kind):
+        yield
 
 
 def seed_device(device: torch.device, seed: int) -> None:
@@ -49,6 +56,6 @@ def seeded(generator: torch.Generator | None) -> int:
 @contextmanager
 def own_seed(seed: int) -> Iterator[None]:
     """Draw on the CPU from a seed for a while; torch's generator is put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
+    with own_random_state():
         torch.default_generator.manual_seed(seed)
         yield

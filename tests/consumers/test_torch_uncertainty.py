@@ -129,3 +129,10 @@ def test_what_the_adapter_refuses() -> None:
     dense = sn.convert(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)), 2, head="shared")
     with pytest.raises(sn.errors.InputError, match=r"shape \(2, 3, 2, 4, 4\)"):
         RoutineAdapter(dense)(torch.randn(3, 1, 4, 4))
+
+
+def test_several_labels_are_refused() -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    adapter = RoutineAdapter(sn.convert(network, 2, task="multilabel"), average=True)
+    with pytest.raises(sn.errors.InputError, match="the task of the ensemble is multilabel"):
+        adapter(torch.randn(2, 4))

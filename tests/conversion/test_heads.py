@@ -188,9 +188,9 @@ def test_rows_of_a_member_go_through_its_head() -> None:
     x = torch.randn(6, 4)
     expected = torch.cat([h(r) for h, r in zip(heads, x.chunk(3), strict=True)])
     torch.testing.assert_close(layer(x), expected)
-    with layer.axis.only(1, 3):
+    with layer.axis.running(1, 3):
         torch.testing.assert_close(layer(x[2:]), expected[2:])
-    with layer.axis.only(2, 3):
+    with layer.axis.running(2, 3):
         torch.testing.assert_close(layer(x[4:]), expected[4:])
     assert "members=3" in str(layer)
 
@@ -268,7 +268,7 @@ def test_a_shared_head_is_trained_by_all_members() -> None:
     total = torch.zeros_like(together)
     for m in range(3):
         ens.zero_grad()
-        with ens.axis.only(m, m + 1):
+        with ens.axis.choosing(start=m, stop=m + 1):
             ens(x).sum().backward()
         total += ens.network[6].weight.grad
     torch.testing.assert_close(together, total)
@@ -278,7 +278,7 @@ def test_batch_norms_in_heads_keep_statistics_per_member_and_can_be_frozen() -> 
     ens = sn.convert(randomise(Composite()), 2, head="copy", head_name="classifier").train()
     norms = [h[1] for h in ens.network.classifier.heads]
     before = [n.running_mean.clone() for n in norms]
-    with ens.axis.only(0, 1):
+    with ens.axis.choosing(start=0, stop=1):
         ens(torch.randn(8, 4))
     assert not torch.equal(norms[0].running_mean, before[0])
     assert torch.equal(norms[1].running_mean, before[1])

@@ -34,10 +34,10 @@ def test_a_network_that_standardises_weights_is_told_so(name: str) -> None:
     assert count > 5
     kinds = {type(m).__name__ for m in model.modules() if "StdConv" in type(m).__name__}
     assert str(caught.value) == (
-        "this NormFreeNet has no normalisation layers, for it standardises the weights of its "
+        "this NormFreeNet has no normalisation layers: it standardises the weights of its "
         f"convolutions instead ({count} × {', '.join(sorted(kinds))}). σNorm scales normalised "
-        "activations per member, of which there are none here: take a network with BatchNorm, "
-        "LayerNorm, RMSNorm, GroupNorm or InstanceNorm layers"
+        "activations per member. Take a network with BatchNorm, LayerNorm, RMSNorm, GroupNorm or "
+        "InstanceNorm layers"
     )
 
 
@@ -62,9 +62,9 @@ def test_each_class_and_reason_has_its_own_line() -> None:
     kind = f"{StrangeNorm.__module__}.StrangeNorm"
     assert refusal(model).splitlines() == [
         "3 of 4 norms of this Sequential cannot be converted:",
-        f"  1, 3 (2 × StrangeNorm): no rule covers {kind}, and it is no plain weight ⊙ norm(x) + "
-        "bias, for it has no 'weight' of one value per channel. Register a builder for it with "
-        "sigmanens.conversion.rules.register_norm",
+        f"  1, 3 (2 × StrangeNorm): no rule covers {kind}, and it does not compute weight ⊙ "
+        "norm(x) + bias: it has no 'weight' of one value per channel. Register a builder for it "
+        "with sigmanens.conversion.rules.register_norm",
         "  2 (ParametrizedLayerNorm): its parameters are parametrised: make them plain first, "
         "with torch.nn.utils.parametrize.remove_parametrizations",
         "To keep them as they are, the same for all members, choose other norms with layers=…",

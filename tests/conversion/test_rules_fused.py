@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import sigmanens as sn
 from sigmanens.conversion.rules import KeepRule, is_norm, rule_for
 from sigmanens.errors import ConversionError, InputError, NoNormError, UnsupportedNormError
-from sigmanens.norms.fused import MemberBatchNormAct, SigmaBatchNormAct, SigmaSyncBatchNorm
-from sigmanens.norms.scales import MemberNorm
+from sigmanens.norms import MemberBatchNorm, MemberNorm, SigmaBatchNorm
 
 timm_layers = pytest.importorskip("timm.layers")
 norm_act = pytest.importorskip("timm.layers.norm_act")
@@ -111,7 +110,7 @@ def test_dropout_and_activation_are_the_networks_own_modules() -> None:
     act, drop = base.bn.act, base.bn.drop
     ens = sn.convert_(base, 2, init="preserve")
     layer = ens.network.get_submodule("bn")
-    assert isinstance(layer, SigmaBatchNormAct)
+    assert isinstance(layer, SigmaBatchNorm)
     assert layer.act is act
     assert layer.drop is drop
     ens(pictures())
@@ -170,7 +169,7 @@ def test_a_kept_fused_batch_norm_activates_and_has_statistics_per_member(kind: s
     randomise(base).eval()
     x = pictures()
     ens = sn.convert(base, 2, layers=["3"], init="preserve", example=x)
-    assert isinstance(ens.network[1], MemberBatchNormAct)
+    assert isinstance(ens.network[1], MemberBatchNorm)
     assert ens.report.norms[0].reason == "not selected; statistics per member"
     torch.testing.assert_close(ens(x)[1], base(x), rtol=1e-5, atol=1e-5)
     base.train()
@@ -266,7 +265,8 @@ def test_sync_batch_norm_in_one_process_is_a_batch_norm_per_member() -> None:
     base = randomise(base).eval()
     x = pictures()
     ens = sn.convert(base, 2, init="preserve", example=x)
-    assert isinstance(ens.network[1], SigmaSyncBatchNorm)
+    assert isinstance(ens.network[1], SigmaBatchNorm)
+    assert ens.network[1].synchronised
     torch.testing.assert_close(ens(x)[1], base(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ens.train()(x)[1], base.train()(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ens.network[1].running_var[1], base[1].running_var)
@@ -282,8 +282,8 @@ def test_sync_batch_norm_of_two_processes_with_equal_batches(
     one = synchronised(kept).train()
     two, start = copy.deepcopy(one), one.network[1].running_var.clone()
     expected = one(x)
-    monkeypatch.setattr("sigmanens.norms.fused.dist.is_initialized", lambda: True)
-    monkeypatch.setattr("sigmanens.norms.fused.dist.get_world_size", lambda group: 2)
+    monkeypatch.setattr("sigmanens.norms.synchronised.dist.is_initialized", lambda: True)
+    monkeypatch.setattr("sigmanens.norms.synchronised.dist.get_world_size", lambda group: 2)
     monkeypatch.setattr("sigmanens.norms.synchronised.dist.all_reduce", lambda t, group: t.mul_(2))
     two.schedule = one.schedule = "folded"
     torch.testing.assert_close(two(x), expected, rtol=1e-5, atol=1e-5)

@@ -318,7 +318,7 @@ NAMES = [
     ("layers", "rule", "expected"),
     [
         ("all", "all norms", NAMES),
-        (None, SECOND, ["layer1.0.bn2", "layer1.1.bn2"]),
+        (None, "all norms", NAMES),
         (r"layer1\.1", "given", NAMES[4:7]),
         (r"^bn", "given", ["bn1", "bn2"]),
         (["bn2", "layer1.0.bn1"], "given", ["layer1.0.bn1", "bn2"]),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens.diversity import diagnosis, probes
-from sigmanens.diversity.diagnosis import Finding, Limits
+from sigmanens.diversity import diagnosis
+from sigmanens.diversity.diagnosis import Finding
 from sigmanens.errors import InputError
 
 
@@ -53,11 +53,11 @@ def test_members_below_the_noise_of_dropout_are_one_model() -> None:
 
 def test_the_noise_of_dropout_is_that_of_two_masks() -> None:
     x = torch.randn(200, 4)
-    assert probes.dropout_disagreement(make(), x) == 0.0
+    assert diagnosis.dropout_disagreement(make(), x) == 0.0
     ensemble = make(3, dropout=0.6)
     modes = [m.training for m in ensemble.modules()]
     state = torch.get_rng_state()
-    got = probes.dropout_disagreement(ensemble, x, seed=5)
+    got = diagnosis.dropout_disagreement(ensemble, x, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     assert [m.training for m in ensemble.modules()] == modes
     # by hand, with batch statistics left alone
@@ -96,7 +96,7 @@ def test_members_are_weak_if_they_lose_more_than_averaging_gains() -> None:
 
 def test_nlls_are_those_of_the_average_and_of_each() -> None:
     logits, labels = logits_of().double(), torch.arange(50) % 3
-    member, average = probes.nlls(logits, labels)
+    member, average = diagnosis.nlls(logits, labels)
     probs = logits.softmax(2)
     picked = probs[:, torch.arange(50), labels]
     assert member == pytest.approx(-float(picked.log().mean()))
@@ -118,34 +118,31 @@ def test_the_flat_parts_of_the_dial_are_named() -> None:
 # -- the pulls of penalty and task ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strength", [1.0, 0.25])
-def test_pulls_are_the_gradients_of_penalty_and_task(strength: float) -> None:
+@pytest.mark.parametrize("progress", [1.0, 0.25])
+def test_pulls_are_the_gradients_of_penalty_and_task(progress: float) -> None:
     ensemble = make()
-    options = {} if strength == 1 else {"ramp": 4}
-    loss_fn = sn.EnsembleLoss(diversity=sn.Diversity(0.2, 0.1, **options))  # type: ignore[arg-type]
-    diversity = loss_fn.diversity
-    assert diversity is not None
-    diversity.step = 1
+    diversity = sn.Diversity(0.2, sn.diversity.Ramp(0.1, length=1.0))
+    diversity.progress = progress
+    loss_fn = sn.EnsembleLoss(diversity=diversity)
     x, y = torch.randn(16, 4), torch.arange(16) % 3
     gamma = ensemble.sigma_norms()["1"].scale_logit
-    (own,) = torch.autograd.grad(strength * diversity.full(ensemble), gamma)
+    (own,) = torch.autograd.grad(progress * sn.Diversity(0.2, 0.1)(ensemble), gamma)
     (task,) = torch.autograd.grad(loss_fn.task(ensemble(x), y), gamma)
     loss_fn(ensemble(x), y, ensemble).backward()
     expected = (float(own.norm()), float(task.norm()))
-    assert probes.pull_norms(ensemble, diversity) == pytest.approx(expected, rel=1e-4)
+    assert diagnosis.pull_norms(ensemble, diversity) == pytest.approx(expected, rel=1e-4)
     graph = loss_fn.task(ensemble(x), y)
-    assert probes.pull_norms(ensemble, diversity, graph) == pytest.approx(expected, rel=1e-4)
+    assert diagnosis.pull_norms(ensemble, diversity, graph) == pytest.approx(expected, rel=1e-4)
     graph.backward()  # the graph is kept
-    assert diversity.step == 1 + (strength < 1), "looking is no step"
 
 
 def test_pulls_need_gradients_to_be_read() -> None:
     ensemble, diversity = make(), sn.Diversity()
     with pytest.raises(InputError, match="between backward and the optimizer's step"):
-        probes.pull_norms(ensemble, diversity)
+        diagnosis.pull_norms(ensemble, diversity)
     ensemble.requires_grad_(False)
     with pytest.raises(InputError, match="frozen"):
-        probes.pull_norms(ensemble, diversity)
+        diagnosis.pull_norms(ensemble, diversity)
 
 
 def test_a_penalty_that_outweighs_the_task_is_told_with_the_weight_that_would_not() -> None:
@@ -190,11 +187,9 @@ def test_equal_members_are_found_without_predictions() -> None:
     assert sn.diversity.diagnose(make(1)) == []
 
 
-def test_owners_are_judged_by_the_tau_they_set_and_a_loop_not_at_all() -> None:
-    assert sn.diversity.diagnose(make(), diversity=sn.Diversity(owners=1.5)) == []
-    found = sn.diversity.diagnose(make(), diversity=sn.Diversity(owners=1.01))
-    assert kinds(found) == ["flat dial"]
-    assert sn.diversity.diagnose(make(), diversity=sn.Diversity(target_cosine=0.5)) == []
+def test_a_tau_that_moves_is_not_called_flat() -> None:
+    moving = sn.Diversity(lambda progress: 0.02 + progress)
+    assert sn.diversity.diagnose(make(), diversity=moving) == []
 
 
 def test_what_is_needed_together_is_asked_for() -> None:
@@ -202,12 +197,3 @@ def test_what_is_needed_together_is_asked_for() -> None:
         sn.diversity.diagnose(make(), single_nll=0.5)
     with pytest.raises(InputError, match="pulls needs the penalty"):
         sn.diversity.diagnose(make(), pulls=(1.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"saturated": 1.5}, "saturated is 1.5"), ({"outweighs": 0.5}, "outweighs is 0.5")],
-)
-def test_limits_out_of_range_are_refused(options: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        Limits(**options)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import sigmanens as sn
+from sigmanens.diversity.defaults import DEFAULTS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "dial.md").read_text(encoding="utf-8")
 
@@ -37,9 +38,8 @@ def run(section: str) -> tuple[dict[str, object], str]:
 def test_there_are_programs() -> None:
     assert list(programs()) == [
         "Before training: what the dial does",
-        "Owners in the place of τ",
-        "A penalty that waits",
-        "A closed loop",
+        "τ for so many owners",
+        "A penalty that changes in training",
         "Warnings",
     ]
 
@@ -53,25 +53,27 @@ def test_the_numbers_in_the_comments_are_right() -> None:
     assert steep.startswith("(0.0")
 
 
-def test_owners_set_tau_or_the_range_is_told() -> None:
-    _, printed = run("Owners in the place of τ")
-    assert f"{sn.diversity.tau_for_owners(1.5, 4):.3g}" in printed
+def test_tau_for_owners_is_told_or_the_range() -> None:
+    _, printed = run("τ for so many owners")
+    assert f"Diversity(tau={sn.diversity.tau_for_owners(1.5, 4):g}, weight=0.01" in printed
     assert "owners=3 is out of reach for 4 members" in printed
 
 
 def test_the_penalty_waits_and_rises() -> None:
-    _, printed = run("A penalty that waits")
-    strengths = [float(line.split()[1]) for line in printed.splitlines()]
-    assert strengths == [0.0, 0.5, 1.0]
-    cosines = [float(line.split()[2]) for line in printed.splitlines()]
-    assert cosines[2] < cosines[1] - 0.05
+    _, printed = run("A penalty that changes in training")
+    rows = [[float(v) for v in line.split()] for line in printed.splitlines()]
+    assert [row[:3] for row in rows] == [
+        [0, 1.0, 0.0], [15, 1 - 0.5 * 15 / 40, pytest.approx(0.005)], [39, 1 - 0.5 * 39 / 40, 0.01]
+    ]  # fmt: skip
+    assert rows[2][3] < rows[1][3] - 0.05
 
 
-def test_the_loop_comes_to_its_target() -> None:
-    space, printed = run("A closed loop")
-    assert float(printed.splitlines()[0]) == pytest.approx(0.5, abs=0.05)
-    assert isinstance(space["diversity"], sn.Diversity)
-    assert len(space["diversity"].path) == 300
+def test_the_table_of_defaults_is_that_of_the_code() -> None:
+    table = re.findall(r"^\| `(.*) \| ([\d.]+) \| ([\d.]+) \| (.*) \|$", TEXT, re.MULTILINE)
+    rows = {entry: (float(tau), float(weight), why) for entry, tau, weight, why in table}
+    named = ["sn.Diversity()`", "sigmanens train`, from scratch",
+             "sigmanens train`, with trained weights", "SigmaEnsembleClassifier`"]  # fmt: skip
+    assert rows == dict(zip(named, map(tuple, DEFAULTS.values()), strict=True))
 
 
 def test_the_diagnosis_names_what_is_wrong() -> None:

@@ -21,7 +21,7 @@ from tests.oracles import diversity as oracle
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens.diversity import Diversity, bridge_weight, gap, log_softmax_sum
+from sigmanens.diversity.penalty import Diversity, gap, log_softmax_sum
 from sigmanens.errors import DiversityError, InputError, SigmaNensError
 from sigmanens.training.loss import EnsembleLoss
 
@@ -131,7 +131,6 @@ def test_one_softmax_serves_all_layers() -> None:
 def test_a_norm_with_several_dimensions_counts_each_of_its_scales() -> None:
     ensemble = sn.convert(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm((2, 3))), 4, head="shared")
     diversity = Diversity(0.3, 1.0)
-    assert diversity.channels(ensemble) == 6
     gamma = logits_of(ensemble)[0].detach().double().flatten(1)
     assert value_of(diversity(ensemble)) == pytest.approx(
         oracle.penalty([gamma.tolist()], 0.3, 1.0), rel=1e-6
@@ -143,7 +142,10 @@ def test_a_tied_norm_counts_once() -> None:
     ensemble = sn.convert(
         nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), 3, head="shared"
     )
-    assert Diversity(layers="all").channels(ensemble) == 4
+    (gamma,) = logits_of(ensemble)
+    assert value_of(Diversity(0.1, 1.0, layers="all")(ensemble)) == pytest.approx(
+        oracle.penalty([gamma.tolist()], 0.1, 1.0), rel=1e-5
+    )
 
 
 def test_only_the_chosen_layers_count() -> None:
@@ -158,38 +160,21 @@ def test_only_the_chosen_layers_count() -> None:
     assert second.grad is not None
 
 
-# -- the bounded form and the bridge -------------------------------------------------------------
+# -- the bounded form -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", TAUS)
-def test_bridge_is_exact_up_to_the_constant(tau: float) -> None:
+def test_the_forms_differ_by_a_constant_if_the_weights_match(tau: float) -> None:
     ensemble = make().double()
-    lam, members = 1e-2, 4
+    lam, members, channels = 1e-2, 4, 6 + 5
     sums = Diversity(tau, lam, layers="all")
-    channels = sums.channels(ensemble)
-    assert channels == 6 + 5
-    means = sums.converted(ensemble, "mean")
-    assert means.form == "mean"
-    assert means.weight == pytest.approx(lam * members * channels / tau)
+    means = Diversity(tau, lam * members * channels / tau, layers="all", form="mean")
     a, b = sums(ensemble), means(ensemble)
     constant = -lam * channels * members * math.log(members)
     assert value_of(a - b) == pytest.approx(constant, rel=1e-12)
     gradients = [torch.autograd.grad(loss, logits_of(ensemble)) for loss in (a, b)]
     for x, y in zip(*gradients, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-14)
-
-
-@pytest.mark.parametrize("form", ["sum", "mean"])
-def test_conversion_between_forms_is_a_round_trip(form: str) -> None:
-    ensemble = make()
-    other = {"sum": "mean", "mean": "sum"}[form]
-    start = Diversity(0.3, 0.05, layers="all", form=form)
-    back = start.converted(ensemble, other).converted(ensemble, form)
-    assert (back.form, back.layers, back.tau) == (form, "all", 0.3)
-    assert back.weight == pytest.approx(0.05, rel=1e-12)
-    same = start.converted(ensemble, form)
-    assert (same.form, same.weight) == (form, 0.05)
-    assert same is not start
 
 
 def test_the_bounded_form_transfers_between_sizes() -> None:
@@ -201,7 +186,6 @@ def test_the_bounded_form_transfers_between_sizes() -> None:
     mean, total = Diversity(0.1, 1.0, form="mean"), Diversity(0.1, 1.0)
     torch.testing.assert_close(mean(small), mean(large))
     torch.testing.assert_close(3 * total(small), total(large))
-    assert bridge_weight(1e-2, 0.1, 4, 15) == pytest.approx(3 * bridge_weight(1e-2, 0.1, 4, 5))
 
 
 # -- properties ----------------------------------------------------------------------------------
@@ -346,8 +330,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(DiversityError, match="form is 'max'; expected 'sum' or 'mean'"):
         Diversity(form="max")
-    with pytest.raises(DiversityError, match="form is 'max'; expected 'sum' or 'mean'"):
-        Diversity().converted(make(), "max")
 
 
 def test_one_member_has_no_diversity() -> None:
@@ -407,7 +389,7 @@ def train(ensemble: sn.SigmaEnsemble, steps: int = 5) -> None:
 def test_a_symmetric_start_is_reported_and_stays_symmetric() -> None:
     ensemble = symmetric_ensemble()
     before = logits_of(ensemble)[0].detach().clone()
-    with pytest.warns(sn.SigmaNensWarning, match="they stay one model"):
+    with pytest.warns(sn.SigmaNensWarning, match="They stay one model"):
         train(ensemble)
     assert not torch.equal(before, logits_of(ensemble)[0])  # it did train
     assert sn.diversity.symmetric(ensemble)
@@ -512,6 +494,22 @@ def test_pickle_keeps_the_settings_and_drops_the_layers() -> None:
     assert value_of(again(ensemble)) == expected
 
 
+def test_other_layers_and_replaced_layers_count_from_the_next_call_on() -> None:
+    ensemble = make().double()
+    diversity = Diversity(0.1, 1.0, layers="all")
+    diversity(ensemble)
+    diversity.layers = "^4$"
+    assert value_of(diversity(ensemble)) == pytest.approx(
+        oracle.penalty(as_lists(ensemble)[1:], 0.1, 1.0), rel=1e-12
+    )
+    ensemble.network[4] = copy.deepcopy(ensemble.network[4])  # as adapters do that wrap layers
+    with torch.no_grad():
+        ensemble.network[4].scale_logit.mul_(2)
+    assert value_of(diversity(ensemble)) == pytest.approx(
+        oracle.penalty(as_lists(ensemble)[1:], 0.1, 1.0), rel=1e-12
+    )
+
+
 def test_a_wrapped_ensemble_is_found() -> None:
     class Wrapper(nn.Module):  # as DistributedDataParallel wraps
         def __init__(self, module: nn.Module) -> None:
@@ -554,12 +552,3 @@ def test_compiles_into_one_graph(form: str, warm: bool) -> None:
     with torch.no_grad():
         logits_of(ensemble)[0].add_(torch.randn(4, 6))
     torch.testing.assert_close(compiled(), diversity(ensemble))  # scales are no constants
-
-
-def test_the_other_form_of_a_penalty_for_a_wrapped_ensemble() -> None:
-    ensemble = sn.convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), 2)
-    wrapped = nn.Module()
-    wrapped.module = ensemble
-    diversity = sn.Diversity(tau=0.5)
-    expected = diversity.converted(ensemble, "mean").weight
-    assert diversity.converted(wrapped, "mean").weight == expected

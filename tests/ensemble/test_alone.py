@@ -93,7 +93,7 @@ def test_member_by_member_one_graph_serves_all() -> None:
         torch.testing.assert_close(*losses)
         assert_alike(ens, twin)
     assert counter.frame_count == 1
-    assert twin._prefix is not None  # which the compiled one computes for every member
+    assert twin._runner._prefix is not None  # which the compiled one computes for every member
 
 
 def test_the_compiled_ensemble_serves_all_members_by_one_graph_too() -> None:
@@ -128,7 +128,7 @@ def test_members_of_a_rank_are_its_own() -> None:
     twin, _ = pair(ens)
     x, y = torch.randn(4, 1, 6), torch.randint(3, (4,))
     for e in (ens, twin):
-        with e.axis.only(2, 4):
+        with e.axis.choosing(start=2, stop=4):
             e.backward(x, y, sn.EnsembleLoss())
     assert_alike(ens, twin)
     assert not ens.member_heads()["7"].heads[0][1].weight.grad
@@ -138,15 +138,16 @@ def test_alone_members_are_all_there_is_and_write_to_the_ensemble() -> None:
     ens = ensemble(4)
     twin, x = copy.deepcopy(ens), torch.randn(4, 1, 6)
     norm = next(iter(ens.sigma_norms().values()))
-    assert can_be_alone(ens.network, ens.axis)
+    assert can_be_alone(ens.network, 4)
     with ens.axis.remembering(), alone(ens.network, ens.axis, 1, 3):
-        assert ens.num_members == ens.axis.active == len(norm.logit) == 2
-        assert ens.axis.memory is None
-        got = ens.network(torch.cat([x, x]))
-    with twin.axis.only(1, 3):
+        assert ens.num_members == len(norm.logit) == 2
+        assert ens.axis.chosen.memory is None
+        with ens.axis.running(0, 2):
+            got = ens.network(torch.cat([x, x]))
+    with twin.axis.choosing(start=1, stop=3):
         torch.testing.assert_close(got.unflatten(0, (2, 4)), twin(x))
     assert isinstance(norm.logit, nn.Parameter)
-    assert (ens.axis.num_members, ens.axis.start, ens.axis.stop) == (4, 0, 4)
+    assert (ens.axis.num_members, ens.axis.chosen.start, ens.axis.chosen.stop) == (4, 0, 4)
     assert_alike(ens, twin)
     torch.testing.assert_close(ens.eval()(x), twin.eval()(x))
 
@@ -154,10 +155,14 @@ def test_alone_members_are_all_there_is_and_write_to_the_ensemble() -> None:
 def test_all_members_are_back_after_an_error() -> None:
     ens = ensemble(4)
     before = {n: id(t) for n, t in ens.state_dict(keep_vars=True).items()}
-    with pytest.raises(RuntimeError), alone(ens.network, ens.axis, 1, 3):
+    with (
+        pytest.raises(RuntimeError),
+        alone(ens.network, ens.axis, 1, 3),
+        ens.axis.running(0, 2),
+    ):
         ens.network(torch.randn(2, 7))
     assert {n: id(t) for n, t in ens.state_dict(keep_vars=True).items()} == before
-    assert (ens.axis.num_members, ens.axis.start, ens.axis.stop) == (4, 0, 4)
+    assert (ens.axis.num_members, ens.axis.chosen.start, ens.axis.chosen.stop) == (4, 0, 4)
 
 
 class Biased(SigmaLayerNorm):

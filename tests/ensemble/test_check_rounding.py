@@ -38,7 +38,7 @@ def test_a_norm_that_is_used_otherwise_is_still_refused() -> None:
             nn.init.uniform_(self.norm.weight, 0.5, 1.5)
 
         def forward(self, x: Tensor) -> Tensor:
-            plain = isinstance(self.norm, nn.BatchNorm1d)
+            plain = type(self.norm) is nn.BatchNorm1d
             return self.head(self.norm(x) + (1.0 if plain else 0.0))
 
     with pytest.raises(sn.errors.ConversionError, match="does not reproduce the base"):

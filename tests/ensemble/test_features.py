@@ -126,7 +126,7 @@ def test_modes_gradients_and_hooks_are_left_as_they_were() -> None:
 def test_the_first_members_only() -> None:
     ens = apart(sn.convert(Pictures().eval(), members=3, init="normal"))
     every = member_features(ens, X)
-    with ens.axis.only(0, 2):
+    with ens.axis.choosing(start=0, stop=2):
         torch.testing.assert_close(member_features(ens, X), every[:2])
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    find_batched,
-    input_tree,
-    resolve_batch_dims,
-    split_tree,
-)
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.errors import InputError
 
 Pair = namedtuple("Pair", ["first", "second"])
 
 
 def batched(**inputs: Any) -> tuple[dict[str, int], list[str]]:
-    return find_batched(inputs, batch_size((), inputs, {}), {})
+    found = Inputs.of((), inputs, {})
+    return found.batched, found.guessed
 
 
 def test_inputs_with_the_batch_first_are_batched_and_others_shared() -> None:
@@ -48,36 +47,51 @@ def test_ambiguous_inputs_are_reported_as_guesses() -> None:
 
 def test_the_first_tensor_that_may_be_batched_sets_the_batch_size() -> None:
     inputs = {"mask": torch.zeros(1, 1, 4, 4), "x": torch.zeros(6, 3)}
-    assert batch_size((), inputs, {"mask": None}) == 6
-    assert batch_size((), inputs, {"mask": 2}) == 4
+    assert Inputs.of((), inputs, {"mask": None}).size == 6
+    with pytest.raises(InputError, match=r"'x' has shape \(6, 3\).*4 samples"):
+        Inputs.of((), inputs, {"mask": 2, "x": 0})
     with pytest.raises(InputError, match=r"'x' has shape \(6, 3\).*the batch, which has 1 samples"):
-        find_batched(inputs, batch_size((), inputs, {"x": 0}), {"x": 0})
+        Inputs.of((), inputs, {"x": 0})
 
 
 def test_declared_dimensions_hold_for_what_is_nested_too() -> None:
     tree = {"x": torch.zeros(2, 3), "state": (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))}
-    assert find_batched(tree, 2, {"state": 1})[0] == {"x": 0, "state.0": 1, "state.1": 1}
-    assert find_batched(tree, 2, {"state.0": 1, "state.1": None})[0] == {"x": 0, "state.0": 1}
+    assert Inputs.of((), tree, {"state": 1}).batched == {"x": 0, "state.0": 1, "state.1": 1}
+    assert Inputs.of((), tree, {"state.0": 1, "state.1": None}).batched == {"x": 0, "state.0": 1}
     with pytest.raises(
         InputError, match=r"'state\.0' has shape \(1, 2, 4\).*dimension 2.*2 samples"
     ):
-        find_batched(tree, 2, {"state": 2})
+        Inputs.of((), tree, {"state": 2})
 
 
 def test_no_batch_is_an_error_that_says_what_to_do() -> None:
     for args in ((), (3, "text"), (torch.tensor(1.0),)):
         with pytest.raises(InputError, match=r"no input tensor .* batch_dims=\{'x': 1\}"):
-            batch_size(args, {}, {})
+            Inputs.of(args, {}, {})
 
 
 def test_inputs_by_position_and_name_survive_the_round_trip() -> None:
-    args, kwargs = split_tree(input_tree((1, 2), {"mask": 3}))
-    assert (args, kwargs) == ([1, 2], {"mask": 3})
+    x = torch.zeros(2, 3)
+    args, kwargs = Inputs.of((x, 2), {"mask": 3}, {}).arguments()
+    assert args[0] is x
+    assert (args[1:], kwargs) == ([2], {"mask": 3})
+
+
+def test_a_mapping_is_keyword_inputs_where_the_network_takes_its_keys() -> None:
+    x = torch.zeros(2, 3)
+    both = {"ids": x, "mask": x}
+    assert call_arguments(both, Three()) == ((), both)
+    assert call_arguments(both, Whole()) == ((both,), {})
 
 
 class Three(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, *, state: Tensor | None = None) -> Tensor:
         return ids
+
+
+class Whole(nn.Module):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["ids"]
 
 
 class Anything(nn.Module):
@@ -133,10 +147,9 @@ class Texts(nn.Module):
 
 
 def guesses(dims: dict[str, int | None], *args: Tensor, **kwargs: Tensor) -> list[list[str]]:
-    size = batch_size(args, kwargs, dims)
-    found, guessed = find_batched(input_tree(args, kwargs), size, dims)
-    assert all(dim == 0 for dim in found.values())
-    return [list(found), guessed]
+    found = Inputs.of(args, kwargs, dims)
+    assert all(dim == 0 for dim in found.batched.values())
+    return [list(found.batched), found.guessed]
 
 
 def test_the_usual_inputs_of_a_transformer_have_the_batch_first() -> None:
@@ -144,7 +157,7 @@ def test_the_usual_inputs_of_a_transformer_have_the_batch_first() -> None:
     known, unknown = (resolve_batch_dims(Texts(c), None) for c in (Config(), {"hidden": 5}))
     assert unknown == {}
     for args, kwargs in (((ids, ids), {}), ((), {"input_ids": ids, "attention_mask": ids})):
-        names = list(input_tree(args, kwargs))
+        names = [*map(str, range(len(args))), *kwargs]
         assert guesses(known, *args, **kwargs) == [names, []]
         assert guesses(unknown, *args, **kwargs) == [names, names[1:]]
     # A size of 1 is broadcast by the network, and so shared; one of another size is a guess.
@@ -158,3 +171,74 @@ def test_the_usual_inputs_of_a_transformer_have_the_batch_first() -> None:
 def test_what_is_declared_goes_before_the_usual() -> None:
     dims = resolve_batch_dims(Texts(Config()), {"attention_mask": None})
     assert guesses(dims, torch.zeros(5, 5), torch.zeros(5, 5)) == [["0"], []]
+
+
+# -- what is done with a batch -----------------------------------------------------------------
+
+
+@given(members=st.integers(1, 4), size=st.integers(1, 4), dim=st.integers(0, 2))
+def test_expanding_is_member_major_along_the_batch_dimension(
+    members: int, size: int, dim: int
+) -> None:
+    shape = [3, 2, 5]
+    shape[dim] = size
+    x, s = torch.randn(shape), torch.randn(7)
+    out = Inputs.of((), {"x": x, "s": s}, {"x": dim, "s": None}).expand(members)
+    assert out.tree["s"] is s
+    assert out.size == members * size
+    for m in range(members):
+        assert torch.equal(out.tree["x"].narrow(dim, m * size, size), x)
+
+
+def test_expanding_keeps_the_memory_format_and_the_gradient() -> None:
+    x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = Inputs.of((x,), {}, {}).expand(3).tree["0"]
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 3))
+
+
+def test_samples_are_cut_picked_and_repeated_along_their_dimension() -> None:
+    x, s = torch.arange(12).view(2, 6), torch.arange(5)
+    inputs = Inputs.of((), {"x": x, "s": s}, {"x": 1})
+    rows = torch.tensor([4, 0])
+    for made, expected in (
+        (inputs.narrow(2, 3), x[:, 2:5]),
+        (inputs.select(rows), x[:, rows]),
+        (inputs.resized(8), x[:, [0, 1, 2, 3, 4, 5, 0, 1]]),
+    ):
+        assert torch.equal(made.tree["x"], expected)
+        assert made.tree["s"] is s
+        assert made.size == expected.shape[1]
+
+
+def test_copies_share_no_memory_and_know_what_was_written() -> None:
+    inputs = Inputs.of(([torch.zeros(3, 2)], torch.full((3,), float("nan"))), {}, {})
+    copied = inputs.copied()
+    assert copied.equals(inputs)
+    copied.tree["0"][0][1, 1] = 5.0
+    assert not copied.equals(inputs)
+    assert torch.equal(inputs.tree["0"][0], torch.zeros(3, 2))
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.nodes = torch.zeros(4, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Graph,
+        lambda: torch.eye(3).to_sparse(),
+        lambda: pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)]),
+    ],
+    ids=["object", "sparse", "packed"],
+)
+def test_objects_with_tensors_go_to_every_member_whole(make: Callable[[], Any]) -> None:
+    x = torch.zeros(3, 2)
+    for args in ((make(), x), ([make()], x)):
+        found = Inputs.of(args, {}, {})
+        assert found.whole
+        assert not found.batched
+        assert found.copied().tree["0"] is not args[0]

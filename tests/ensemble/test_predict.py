@@ -57,7 +57,7 @@ def test_predicting_with_the_first_members_only() -> None:
         close(part.member_probs, whole[:k])
         close(part.probs, whole[:k].mean(0))
         close(ens.predict(x, members=k, chunk=2).probs, part.probs)
-    assert ens.axis.active == 4
+    assert ens.axis.chosen.stop == 4
 
 
 def test_temperature_is_applied_to_the_average_and_kept_in_float32() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.networks import Pictures, Recurrent, Words, apart, randomise
 from tests.oracles.norms import member_networks
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -106,10 +107,10 @@ def test_values_gradients_and_buffers_are_those_of_separate_networks(
     got, gradients = train_step(ens, x, y, schedule)
     close(got, loss.detach())
     if case == "attention":  # an embedding is no work worth sharing
-        assert ens._prefix is None
+        assert ens._runner._prefix is None
     else:
-        assert ens._prefix is not None
-        assert ens._prefix.names == names
+        assert ens._runner._prefix is not None
+        assert ens._runner._prefix.names == names
         assert "computed once for all members" in str(ens.report)
     for name, gradient in gradients.items():
         if "scale_logit" not in name and "heads" not in name:
@@ -159,8 +160,8 @@ def test_a_module_that_another_calls_too_is_recorded_where_it_is_outermost() -> 
     ens = apart(sn.convert(base, 3, layers="blocks.2", head_name="head"))
     x = torch.randn(5, 4)
     close(ens(x), torch.stack([net(x) for net in member_networks(base, ens)]), 1e-4)
-    assert ens._prefix is not None
-    assert ens._prefix.names[:3] == ["both", "act", "stem"]
+    assert ens._runner._prefix is not None
+    assert ens._runner._prefix.names[:3] == ["both", "act", "stem"]
 
 
 @pytest.mark.parametrize("schedule", ["folded", "backward"])
@@ -178,18 +179,18 @@ def test_a_result_that_the_network_writes_into_is_not_shared(schedule: str) -> N
     torch.stack([F.cross_entropy(net(x), y) for net in separate]).mean().backward()
     _, gradients = train_step(ens, x, y, schedule)
     close(gradients["stem.weight"], sum(net.stem.weight.grad for net in separate), 1e-4)
-    assert ens._prefix is None
+    assert ens._runner._prefix is None
     assert "writes into a result" in str(ens.report)
 
 
-def test_random_draws_are_not_shared_in_training() -> None:
+def test_draws_between_the_modules_are_not_shared_in_training() -> None:
     ens = sn.convert(randomise(Residual(dropout=0.5)), 3, layers="blocks.2").train()
     ens.freeze_statistics()
     x = torch.randn(5, 4)
     state = torch.get_rng_state()
     buffers = {n: b.clone() for n, b in ens.named_buffers()}
     logits = ens(x)
-    assert ens._prefix is not None
+    assert ens._runner._prefix is not None
     assert all((logits[0] - logits[m]).abs().max() > 1e-3 for m in (1, 2))
     assert all(torch.equal(b, buffers[n]) for n, b in ens.named_buffers())
     torch.set_rng_state(state)
@@ -198,6 +199,37 @@ def test_random_draws_are_not_shared_in_training() -> None:
     rows = rows_of(ens.eval(), "stem")
     ens(x)
     assert rows == [5]
+
+
+class Dropped(nn.Module):
+    """Random layers before the members part, and one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.drop = nn.Linear(4, 6), nn.Dropout(0.5)
+        self.first, self.path, self.body = nn.BatchNorm1d(6), DropPath(0.3), nn.Linear(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.drop(self.stem(x)))
+        return self.head(self.norm(x + self.path(self.body(x))))
+
+
+@pytest.mark.parametrize("schedule", ["folded", "sequential", 2, "auto", "backward"])
+def test_random_layers_draw_once_for_all_members(schedule: str | int) -> None:
+    ens = sn.convert(randomise(Dropped()), 3, layers="^norm", head="shared", init="preserve")
+    ens.train()
+    seen: list[Tensor] = []
+    ens.network.norm.register_forward_pre_hook(lambda m, a: seen.append(a[0].detach()))
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    rows = rows_of(ens, "stem")
+    for _ in range(3):
+        train_step(ens, x, y, schedule)
+    assert rows == [6] * 3
+    for step in torch.cat(seen).view(3, 3, 6, 6):
+        close(step, step[:1].expand(3, 6, 6))
+    for buffer in (ens.network.first.running_mean, ens.network.first.running_var):
+        assert torch.equal(buffer, buffer[:1].expand_as(buffer))
 
 
 def test_statistics_that_differ_are_not_shared() -> None:
@@ -250,7 +282,7 @@ def test_activation_checkpointing_in_the_prefix_keeps_the_gradients() -> None:
     for schedule in ("folded", "backward"):
         twin = copy.deepcopy(ens)
         _, gradients = train_step(twin, x, y, schedule)
-        assert twin._prefix is not None
+        assert twin._runner._prefix is not None
         close(gradients["stem.weight"], sum(net.stem.weight.grad for net in separate), 1e-4)
 
 
@@ -262,8 +294,8 @@ def test_a_time_major_network_shares_its_prefix_one_member_at_a_time() -> None:
         warnings.simplefilter("error")
         got = ens(x)
     close(got, torch.stack([net(x) for net in member_networks(base, ens)]))
-    assert ens._prefix is not None
-    assert ens._prefix.names == ["norm", "lstm"]
+    assert ens._runner._prefix is not None
+    assert ens._runner._prefix.names == ["norm", "lstm"]
 
 
 def test_a_split_batch_shares_nothing() -> None:
@@ -276,7 +308,7 @@ def test_a_split_batch_shares_nothing() -> None:
 def test_frozen_weights_before_the_members_need_no_gradient() -> None:
     ens = apart(sn.convert(randomise(Pictures(3)), 3, train="members")).train()
     ens.backward(torch.randn(5, 1, 8, 8), torch.randint(3, (5,)), sn.EnsembleLoss())
-    assert ens._prefix is not None
+    assert ens._runner._prefix is not None
     assert ens.network.conv1.weight.grad is None
     assert ens.network.bn1.scale_logit.grad is not None
 

@@ -1,18 +1,21 @@
-"""Temperature scaling: the optimum against a fine search, its bounds, and the calibrated NLL."""
+"""Temperature scaling: optimum against a fine search, data without one, calibrated NLL."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from tests.evaluation.draws import draw
 
 from sigmanens import evaluation as ev
-from sigmanens.errors import InputError
+from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.evaluation.calibration import search_temperature
 
 problems = st.builds(
     draw,
@@ -31,13 +34,17 @@ def nll_at(log_probs: torch.Tensor, labels: torch.Tensor, temperature: float) ->
 @given(problems)
 @settings(max_examples=60)
 def test_no_other_temperature_is_better_on_the_fitting_data(problem) -> None:
-    low, high = ev.TEMPERATURE_BOUNDS
-    fitted = ev.fit_temperature(*problem)
-    assert low <= fitted <= high
+    fitted, why = search_temperature(*problem)
+    if why:
+        # No minimum: the NLL only falls towards the temperature named.
+        steps = [1e-3, 1e-2, 0.1, 1.0] if "falls as T goes to 0" in why else [1e6, 1e4, 100.0, 1.0]
+        nlls = [nll_at(*problem, t) for t in steps]
+        assert fitted == 1
+        assert all(a <= b + 1e-12 for a, b in itertools.pairwise(nlls))
+        return
     best = nll_at(*problem, fitted)
-    for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0):
-        other = min(max(fitted * factor, low), high)
-        assert best <= nll_at(*problem, other) + 1e-12
+    for factor in (1e-3, 0.5, 0.9, 0.999, 1.001, 1.1, 2.0, 1e3):
+        assert best <= nll_at(*problem, fitted * factor) + 1e-12
     assert best <= nll_at(*problem, 1.0) + 1e-12
 
 
@@ -58,16 +65,46 @@ def test_planted_temperature_is_recovered(planted: float) -> None:
     assert ev.fit_temperature(log_probs, labels) == pytest.approx(planted, rel=0.03)
 
 
-@pytest.mark.parametrize(("scale", "temperature"), [(2.0, 0.4), (50.0, 0.1), (0.01, 1.0)])
-def test_optimum_agrees_with_an_independent_search(scale: float, temperature: float) -> None:
-    log_probs, labels = draw(400, 4, scale, seed=2, temperature=temperature)
-    found = minimize_scalar(
-        lambda theta: torch.nn.functional.cross_entropy(log_probs / math.exp(theta), labels).item(),
-        bounds=(math.log(1e-2), math.log(1e4)),
-        method="bounded",
-        options={"xatol": 1e-9},
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("flipped", [0.1, 0.5])
+def test_optimum_agrees_with_an_independent_search(
+    scale: float, flipped: float, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(300, 6, generator=generator, dtype=torch.float64)
+    labels = torch.distributions.Categorical(logits=3 * logits).sample()
+    noise = torch.rand(300, generator=generator) < flipped
+    labels = torch.where(noise, torch.randint(5, (300,), generator=generator), labels)  # never 5
+    log_probs = (scale * logits).to(dtype).log_softmax(1)
+
+    def objective(theta: float) -> float:
+        return F.cross_entropy(log_probs.double() / math.exp(theta), labels).item()
+
+    places = [(low, low + 8) for low in range(-24, 24, 6)]
+    found = min(
+        (
+            minimize_scalar(objective, bounds=b, method="bounded", options={"xatol": 1e-10})
+            for b in places
+        ),
+        key=lambda result: result.fun,
     )
-    assert ev.fit_temperature(log_probs, labels) == pytest.approx(math.exp(found.x), rel=1e-4)
+    fitted = ev.fit_temperature(log_probs, labels)
+    assert fitted == pytest.approx(math.exp(found.x), rel=1e-4)
+    assert nll_at(log_probs, labels, fitted) == pytest.approx(found.fun, abs=1e-9)
+
+
+def test_cosine_logits_have_an_optimum_below_a_hundredth() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, classes = 256, 20
+    prototypes = F.normalize(torch.randn(classes, features, generator=generator), dim=1)
+    labels = torch.randint(classes, (600,), generator=generator)
+    noise = torch.randn(600, features, generator=generator) / features**0.5
+    cosines = F.normalize(0.2 * prototypes[labels] + noise, dim=1) @ prototypes.T
+    log_probs = (cosines / 10).log_softmax(1)
+    fitted = ev.fit_temperature(log_probs, labels)
+    assert 1e-4 < fitted < 5e-3
+    assert nll_at(log_probs, labels, fitted) < nll_at(log_probs, labels, 0.01) - 0.1
 
 
 def test_logits_of_ten_thousand_with_errors_have_an_optimum() -> None:
@@ -79,13 +116,29 @@ def test_logits_of_ten_thousand_with_errors_have_an_optimum() -> None:
     assert fitted == pytest.approx(1e4 / math.log(8), rel=1e-9)
 
 
-def test_data_without_an_optimum_give_a_bound() -> None:
-    coldest, hottest = ev.TEMPERATURE_BOUNDS
-    right = torch.tensor([[0.6, 0.4], [0.3, 0.7]]).log()
-    assert ev.fit_temperature(right, torch.tensor([0, 1])) == coldest
-    assert ev.fit_temperature(right, torch.tensor([1, 0])) == hottest
-    certain = torch.tensor([[0.0, -math.inf], [0.0, -800.0]])
-    assert ev.fit_temperature(certain, torch.tensor([0, 0])) == coldest
+@pytest.mark.parametrize(
+    ("log_probs", "labels", "why"),
+    [
+        (torch.tensor([[0.6, 0.4], [0.3, 0.7]]).log(), [0, 1], "every sample is classified right"),
+        (torch.tensor([[0.0, -math.inf], [0.0, -800.0]]), [0, 0], "every sample is classified"),
+        (torch.tensor([[0.4, 0.4, 0.2], [0.5, 0.3, 0.2]]).log(), [1, 0], "every sample is"),
+        (torch.tensor([[0.6, 0.4], [0.3, 0.7]]).log(), [1, 0], "no more probable than by chance"),
+        (torch.tensor([[-30.0, 0.0]]).log_softmax(1), [0], "a training that has diverged"),
+    ],
+)
+def test_data_without_an_optimum_leave_the_temperature_at_1_and_say_why(
+    log_probs: torch.Tensor, labels: list[int], why: str
+) -> None:
+    with pytest.warns(SigmaNensWarning, match=f"set no temperature, which stays at 1.*{why}"):
+        assert ev.fit_temperature(log_probs, torch.tensor(labels)) == 1
+
+
+def test_a_lead_by_rounding_is_none() -> None:
+    # In float32 the two classes differ by rounding alone; T = 1e-7 would be no calibration.
+    log_probs = torch.tensor([[3.0, 0.1, 0.0], [1.0, 1.0 + 2e-7, 0.0]]).log_softmax(1)
+    assert log_probs[1, 1] > log_probs[1, 0]
+    with pytest.warns(SigmaNensWarning, match="every sample is classified right"):
+        assert ev.fit_temperature(log_probs, torch.tensor([0, 0])) == 1
 
 
 def test_uniform_and_one_hot_predictions_leave_the_temperature_at_1() -> None:

@@ -40,6 +40,7 @@ def _table(words: list[str], size: int, classes: int, seed: int) -> datasets.Dat
     )
 
 
+@pytest.mark.filterwarnings("ignore:the .* samples set no temperature")
 def test_other_sentences_are_scored_without_their_labels(
     model: Path,
     tmp_path: Path,

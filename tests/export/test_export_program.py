@@ -100,10 +100,9 @@ def assert_predicts(result: dict[str, Tensor], prediction: sn.Prediction, atol: 
 def test_the_program_predicts_for_batches_of_any_size(name: str) -> None:
     ens = trained(name)
     draw = NETWORKS[name][1]
-    before, axis = snapshot(ens), (ens.axis.start, ens.axis.stop)
+    before = snapshot(ens)
     program = sn.export_program(ens, draw(3))
     assert unchanged(ens, before)
-    assert (ens.axis.start, ens.axis.stop) == axis
     assert ens.schedule == "auto"
     for size in (1, 2, 3, 9):
         inputs = draw(size)

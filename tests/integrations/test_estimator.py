@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from joblib import parallel_config
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 import sigmanens as sn
 from sigmanens import evaluation
+from sigmanens.errors import InputError
 from sigmanens.integrations.estimator import SigmaEnsembleClassifier, default_network
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -83,9 +85,17 @@ def test_the_temperature_is_the_one_of_the_samples_held_out(digits: Arrays) -> N
 
 def test_samples_that_set_no_temperature_are_told() -> None:
     x = np.repeat(np.eye(2), 40, 0) + 0.01 * np.random.default_rng(0).standard_normal((80, 2))
-    with pytest.warns(sn.SigmaNensWarning, match="8 samples held out are classified right"):
+    with pytest.warns(
+        sn.SigmaNensWarning, match="the 8 samples set no temperature.*classified right"
+    ):
         model = small().fit(x, np.repeat([0, 1], 40))
     assert model.temperature_ == 1.0
+
+
+def test_several_labels_per_sample_are_refused(digits: Arrays) -> None:
+    several = np.eye(10)[digits[1]]
+    with pytest.raises(InputError, match=r"y has several labels per sample, shape \(800, 10\)"):
+        small().fit(digits[0], several)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +193,29 @@ def test_the_same_seed_gives_the_same_and_leaves_torchs_alone(digits: Arrays) ->
     assert (small().fit(*digits[:2]).predict_proba(digits[2]) == first).all()
     other = small(random_state=1).fit(*digits[:2]).predict_proba(digits[2])
     assert (other != first).any()
+
+
+def dropping(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(features, 16),
+        nn.LayerNorm(16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(16, classes),
+    )
+
+
+@pytest.mark.parametrize("network", [None, dropping], ids=["default", "dropout"])
+def test_fits_in_threads_are_those_of_one_thread(digits: Arrays, network: Any) -> None:
+    model = small(network=network, convert_options={"head": "fresh"})
+    x, y = digits[0][:200], digits[1][:200]
+    torch.manual_seed(3)
+    alone = cross_val_predict(model, x, y, cv=4, method="predict_proba")
+    state = torch.get_rng_state()
+    with parallel_config(backend="threading"):
+        found = cross_val_predict(model, x, y, cv=4, method="predict_proba", n_jobs=4)
+    assert (found == alone).all()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_heads_have_the_rate_that_is_asked_for(digits: Arrays) -> None:

@@ -30,7 +30,8 @@ def programs() -> dict[str, str]:
 
 
 def test_every_section_has_a_program() -> None:
-    assert list(programs()) == ["A plain loop", "Lightning", "Hugging Face Trainer"]
+    names = ["A plain loop", "Code that looks for norms", "Lightning", "Hugging Face Trainer"]
+    assert list(programs()) == names
     assert all("sn.convert(" in code for code in programs().values())
 
 
@@ -62,6 +63,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:the .* samples set no temperature")
 def test_the_text_example_runs(
     example: ModuleType,
     tmp_path: Path,

@@ -24,6 +24,7 @@ from torch import nn
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.heads import find_heads
 from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import ConfigError, RunError
@@ -37,7 +38,7 @@ from sigmanens.lab.bench.runner import Job, run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.cli import main
-from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
+from sigmanens.lab.config import DataConfig, ModelConfig, Recipe
 from sigmanens.lab.differences import differences, setting_name, value_of
 from sigmanens.lab.findings import add_findings
 from sigmanens.lab.report import summary
@@ -47,7 +48,7 @@ TINY = BenchConfig(
     study="tiny",
     data=DataConfig(source="digits"),
     model=ModelConfig("digits", {"width": 4}),
-    ensemble=EnsembleConfig(members=2, init="normal", head="fresh"),
+    ensemble=ConversionConfig(members=2, init="normal", head="fresh"),
     recipe=Recipe(epochs=2, batch_size=50, lr=0.1, weight_decay=0.0),
     methods=["separate", "film", "sigmanens_lambda0", "sigmanens"],
     taus=[0.5, 2.0],

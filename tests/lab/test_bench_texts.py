@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import datasets
 import transformers
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
@@ -24,7 +25,7 @@ from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.bench.work import Workshop
-from sigmanens.lab.config import DataConfig, DiversityConfig, EnsembleConfig, ModelConfig, Recipe
+from sigmanens.lab.config import DataConfig, DiversityConfig, ModelConfig, Recipe
 
 WORDS = ["good", "fine", "great", "bad", "poor", "awful", "film", "plot", "cast", "the"]
 NAMES = ["negative", "positive"]
@@ -82,7 +83,7 @@ def study(place: Path) -> BenchConfig:
         ),
         data_root=str(place),
         model=ModelConfig(f"transformers/{place / 'bert'}"),
-        ensemble=EnsembleConfig(members=2, init="preserve", head="copy"),
+        ensemble=ConversionConfig(members=2, init="preserve", head="copy"),
         diversity=DiversityConfig(weight=1e-3),
         recipe=Recipe(epochs=2, batch_size=16, optimizer="adamw", lr=1e-3),
         methods=["separate", "lora_ensemble", "sigmanens"],

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ pytest.importorskip("yaml")
 
 import yaml
 
+from sigmanens.conversion.config import ConversionConfig
+from sigmanens.diversity import Ramp
 from sigmanens.errors import ConfigError
 from sigmanens.lab.config import (
     CONTROLS,
     DataConfig,
     DiversityConfig,
-    EnsembleConfig,
     ModelConfig,
     Recipe,
     TrainConfig,
@@ -35,8 +36,8 @@ FULL = TrainConfig(
         ood={"mnist": "data/mnist"},
     ),
     model=ModelConfig("resnet8", {"width": 4, "extra": [1, {"a": None}]}, "weights.pt"),
-    ensemble=EnsembleConfig(members=3, schedule=2, shift=True),
-    diversity=DiversityConfig(tau=0.5, weight=1e-5),
+    ensemble=ConversionConfig(members=3, schedule=2, shift=True),
+    diversity=DiversityConfig(tau=0.5, weight=Ramp(1e-5, start=0.25)),
     recipe=Recipe(lr=1e-4, scale_lr_mult=10, nesterov=False),
     controls=["single", "sigmanens_lambda0"],
     seed=7,
@@ -83,6 +84,13 @@ def test_configurations_of_the_project_are_right(path: Path) -> None:
         ({"data": {"ood": ["a"]}}, r"data\.ood is \['a'\]; expected dict"),
         ({"data": {"ood": {"a": 3}}}, r"data\.ood is {'a': 3}; expected dict"),
         ({"ensemble": {"schedule": 1.5}}, r"ensemble\.schedule is 1\.5; expected str \| int"),
+        ({"ensemble": {"head": "warm"}}, r"at ensemble: head is 'warm'; expected one of 'auto'"),
+        ({"ensemble": {"members": 2, "schedule": 5}}, "at ensemble: schedule is 5"),
+        ({"ensemble": {"gain": 2}}, r"unknown key ensemble\.gain"),
+        ({"diversity": {"weight": {"start": 0.5}}}, r"misses the key diversity\.weight\.value"),
+        ({"diversity": {"weight": {"value": 1.0, "start": "5"}}}, r"weight\.start is '5'"),
+        ({"diversity": {"weight": {"value": 1.0, "start": 5}}}, "start of the ramp is 5"),
+        ({"diversity": {"target_cosine": 0.5}}, r"unknown key diversity\.target_cosine"),
         ({"threads": "two"}, r"threads is 'two'; expected int \| None"),
     ],
 )
@@ -93,7 +101,10 @@ def test_mistakes_in_a_file_are_named(given: Any, message: str) -> None:
 
 def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
     def change(config: TrainConfig) -> None:
-        setattr(getattr(config, part) if part else config, key, value)
+        if part == "ensemble":  # frozen
+            config.ensemble = replace(config.ensemble, **{key: value})
+        else:
+            setattr(getattr(config, part) if part else config, key, value)
 
     return change
 
@@ -139,7 +150,7 @@ def test_values_that_no_part_could_use(
 
 def test_a_control_without_a_penalty_is_an_ensemble_without_one() -> None:
     config = TrainConfig(data=DataConfig(source="x"))
-    config.ensemble.scale = "linear"
+    config.ensemble = replace(config.ensemble, scale="linear")
     config.diversity.weight = 0.0
     config.check()
     assert not config.penalised

@@ -1,48 +1,46 @@
-"""The dial as the configuration of a run has it."""
+"""The penalty as the configuration of a run has it."""
 
 from __future__ import annotations
 
 import pytest
 
-from sigmanens.diversity import Diversity
-from sigmanens.errors import ConfigError, DiversityError
-from sigmanens.lab.config import DiversityConfig, TrainConfig
+from sigmanens.diversity import Diversity, Ramp
+from sigmanens.diversity.defaults import DEFAULTS
+from sigmanens.lab.config import TrainConfig
 
 
-def made(**options: object) -> Diversity:
-    given = TrainConfig.from_dict({"diversity": options})
+def made(model: dict[str, object] | None = None, **options: object) -> Diversity:
+    given = TrainConfig.from_dict({"diversity": options, "model": model or {"name": "resnet8"}})
     again = TrainConfig.from_dict(given.to_dict())
     assert again == given
-    return Diversity(**again.penalty)
+    return again.diversity.penalty(again.tau, again.weight)
 
 
-def test_the_default_is_that_of_the_library_but_for_tau_from_scratch() -> None:
-    assert repr(made(tau=0.1)) == repr(Diversity())
-    assert made().tau == 1.0
+def test_the_default_depends_on_where_the_weights_come_from() -> None:
+    scratch, tuned = DEFAULTS["scratch"], DEFAULTS["pretrained"]
+    trained = {"name": "resnet20", "weights": "file"}
+    loaded = {"name": "timm/resnet18", "options": {"pretrained": True}}
+    assert repr(made()) == repr(Diversity(scratch.tau, scratch.weight))
+    assert repr(made(trained)) == repr(made(loaded)) == repr(Diversity(tuned.tau, tuned.weight))
+    assert made(tau=0.3).tau == 0.3
+    assert made(trained, weight=0.2).weight == 0.2
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
-        ({"tau": 0.5}, "Diversity(tau=0.5, weight=0.01"),
-        ({"owners": 1.5}, "Diversity(owners=1.5, weight=0.01"),
-        ({"start": 0.25, "ramp": 10}, "start=0.25, ramp=10)"),
-        ({"target_cosine": 0.4}, "target_cosine=0.4, moves='tau')"),
-        ({"tau": 0.5, "target_cosine": 0.4, "moves": "weight"}, "moves='weight')"),
+        ({"tau": 0.5, "weight": 0.1}, Diversity(0.5, 0.1)),
+        ({"layers": "all", "form": "mean"}, Diversity(1.0, 0.01, "all", "mean")),
+        ({"weight": {"value": 0.02, "start": 0.25}}, Diversity(1.0, Ramp(0.02, start=0.25))),
+        ({"weight": {"value": 1, "length": 0.5}}, Diversity(1.0, Ramp(1, length=0.5))),
     ],
 )
-def test_every_key_reaches_the_penalty(options: dict[str, object], said: str) -> None:
-    assert said in repr(made(**options))
+def test_every_key_reaches_the_penalty(options: dict[str, object], expected: Diversity) -> None:
+    assert repr(made(**options)) == repr(expected)
 
 
-def test_what_excludes_each_other_is_refused() -> None:
-    with pytest.raises(DiversityError, match="tau and owners are given"):
-        made(tau=0.1, owners=1.5)
-    with pytest.raises(ConfigError, match=r"diversity.start is '5'; expected int \| float"):
-        made(start="5")
-
-
-def test_a_study_may_still_set_tau_and_weight() -> None:
-    given = vars(DiversityConfig(start=3))
-    diversity = Diversity(**given | {"tau": 2.0, "weight": 1e-3})
-    assert (diversity.tau, diversity.weight, diversity.ramp.start) == (2.0, 1e-3, 3)
+def test_a_study_sets_tau_and_the_value_at_the_end_of_a_ramp() -> None:
+    config = TrainConfig.from_dict({"diversity": {"weight": {"value": 0.02, "start": 0.5}}})
+    assert config.weight == 0.02
+    diversity = config.diversity.penalty(2.0, 1e-3)
+    assert (diversity.tau, diversity.weight) == (2.0, Ramp(1e-3, start=0.5))

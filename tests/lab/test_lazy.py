@@ -17,6 +17,7 @@ pytest.importorskip("sklearn")
 from tests.lab.pictures import write_digits, write_noise
 from tests.lab.small import equal, snapshot
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError, DataError, InputError
 from sigmanens.lab.config import DataConfig, Recipe, TrainConfig
 from sigmanens.lab.data import LazyPictures, batches, lazy, load_images, open_images, take
@@ -233,13 +234,13 @@ def test_a_study_finds_the_same_numbers(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
     from sigmanens.lab.bench.runner import run_bench
-    from sigmanens.lab.config import EnsembleConfig, ModelConfig
+    from sigmanens.lab.config import ModelConfig
 
     study = BenchConfig(
         study="lazy",
         data=config(folder, crop=0.9, ood_limit=20),
         model=ModelConfig("digits", {"width": 4, "in_channels": 3}),
-        ensemble=EnsembleConfig(members=2, init="normal", head="fresh"),
+        ensemble=ConversionConfig(members=2, init="normal", head="fresh"),
         recipe=Recipe(epochs=1, batch_size=30, lr=0.05, weight_decay=0.0),
         methods=["sigmanens"],
         taus=[0.5],

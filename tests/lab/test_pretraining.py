@@ -25,6 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tests.lab.pictures import write_digits
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench import pretraining
@@ -34,7 +35,7 @@ from sigmanens.lab.bench.material import load_base_pictures, load_material
 from sigmanens.lab.bench.pretraining import train_base
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.bench.trials import trials_of
-from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig, Recipe
+from sigmanens.lab.config import DataConfig, ModelConfig, Recipe
 from sigmanens.lab.data import lazy, load_images
 
 
@@ -46,7 +47,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> BenchConfig:
         data=DataConfig(source=str(folder), size=8, limit=60, seed=2),
         model=ModelConfig("digits", {"width": 4, "in_channels": 3}),
         pretrain=PretrainConfig(Recipe(epochs=8, batch_size=30, lr=0.2), seed=5),
-        ensemble=EnsembleConfig(members=2, init="preserve", head="copy"),
+        ensemble=ConversionConfig(members=2, init="preserve", head="copy"),
         recipe=Recipe(epochs=1, batch_size=30, lr=0.01),
         methods=["separate", "sigmanens"],
         taus=[0.5],

@@ -208,11 +208,11 @@ def test_dial_is_turned_at_equal_members_and_weight(study: Study):
 
 def test_a_variant_at_several_tau_has_a_line_of_its_own():
     metrics = demo_metrics()
-    path = [r | {"variant": "warm_path"} for r in metrics["rows"] if r["tau"] is not None]
+    path = [r | {"variant": "other_path"} for r in metrics["rows"] if r["tau"] is not None]
     metrics["rows"] += path
     figure = drawn(read_study(metrics))["tau"]
     names = [key.name for key in figure.keys]
-    assert names[-2:] == ["σN-Ens", "σN-Ens, warm path"]
+    assert names[-2:] == ["σN-Ens", "σN-Ens, other path"]
     lines = [t for t in figure.panels[0].traces if t["mode"] == "lines+markers"]
     assert lines[0]["y"] == lines[1]["y"]
     assert [line["line"]["dash"] for line in lines] == ["solid", "dash"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("lightning")
 pytest.importorskip("sklearn")
@@ -17,16 +16,16 @@ pytest.importorskip("sklearn")
 from rich.console import Console
 from tests.lab.test_bench import TINY
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.bench import methods
-from sigmanens.lab.bench.config import BenchConfig, PathConfig, Variant
+from sigmanens.lab.bench.config import BenchConfig, Variant
 from sigmanens.lab.bench.cost import cost_table
 from sigmanens.lab.bench.material import check_trained_head, first_of, load_material, located
 from sigmanens.lab.bench.methods import BUILDERS
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
-from sigmanens.lab.config import DataConfig, EnsembleConfig, ModelConfig
+from sigmanens.lab.config import DataConfig, ModelConfig
 
 
 def with_variant(**given: Any) -> BenchConfig:
@@ -51,12 +50,6 @@ def with_variant(**given: Any) -> BenchConfig:
 def test_what_would_be_dropped_in_silence_is_refused(config: BenchConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.check()
-
-
-def test_a_variant_of_one_tau_does_not_need_the_start_of_the_path() -> None:
-    config = with_variant(taus=[8.0])
-    replace(config, path=PathConfig(start=0.5)).check()
-    assert config.changed("a").taus == [8.0]
 
 
 def test_a_study_of_nothing_is_refused(tmp_path: Path) -> None:
@@ -98,9 +91,9 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert located(config).ood == {"o": str(tmp_path / "data" / "other")}
 
 
-def test_the_cost_of_a_path_and_of_a_variant_is_their_own() -> None:
+def test_the_cost_of_a_variant_is_its_own() -> None:
     config = replace(
-        TINY, methods=["warm_path"], path=PathConfig(epochs=3),
+        TINY, methods=["sigmanens"],
         variants={"long": Variant("film", {"recipe.epochs": 50, "recipe.drop_last": True})},
     )  # fmt: skip
     said = io.StringIO()
@@ -109,14 +102,13 @@ def test_the_cost_of_a_path_and_of_a_variant_is_their_own() -> None:
              if "MiB" in line}  # fmt: skip
     steps = -(-len(load_material(config, 0).train.labels) // TINY.recipe.batch_size)
     found = {name: int(count.replace(",", "")) for name, count in lines.items()}
-    path = next(count for name, count in found.items() if "continuation" in name)
-    assert path == steps * (TINY.recipe.epochs + 3 * (len(TINY.taus) - 1))
+    assert next(iter(found.values())) == steps * TINY.recipe.epochs
     assert next(count for name, count in found.items() if "(long)" in name) == steps * 50
 
 
 def test_the_conversion_is_the_controls_too() -> None:
     """What the study says of the conversion holds for the controls that are converted likewise."""
-    ensemble = EnsembleConfig(members=2, init="normal", head="fresh", shift=True)
+    ensemble = ConversionConfig(members=2, init="normal", head="fresh", shift=True)
     config = replace(TINY, ensemble=ensemble, methods=["sigmanens_lambda0", "fixed_masks"])
     material = load_material(config, 0)
     made = {}
@@ -159,43 +151,13 @@ def test_lora_has_the_heads_of_the_study(head: str, layers: int) -> None:
     )
 
 
-def test_noise_of_a_path_is_new_at_every_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is neither what the scales were drawn from nor that of the step before."""
-    drawn: list[torch.Tensor] = []
-    real = torch.randn
-
-    def seen(*size: Any, **options: Any) -> torch.Tensor:
-        found = real(*size, **options)
-        drawn.append(found)
-        return found
-
-    config = replace(TINY, taus=[0.5, 2.0, 8.0], path=PathConfig(epochs=1, renoise=0.1))
-    shop = Workshop(config, Trial(0, "warm_path", 2, weight=0.01), load_material(config, 0))
-    start = shop.convert()
-    first = next(iter(start.sigma_norms().values())).logit.detach().clone()
-    monkeypatch.setattr(torch, "randn", seen)
-
-    def untrained(self: Workshop, network: nn.Module, **options: Any) -> Any:
-        return methods.TrainingResult([], 0.0)
-
-    monkeypatch.setattr(Workshop, "fit", untrained)
-    monkeypatch.setattr(shop, "convert", lambda **options: start)
-    list(methods.warm_path(shop))
-    steps = [d for d in drawn if d.shape == first.shape]
-    assert len(steps) >= 2
-    assert not torch.equal(steps[0], first)
-    assert not any(torch.equal(a, b) for i, a in enumerate(steps) for b in steps[:i])
-
-
 def test_resumed_studies_do_not_mix_what_differs(tmp_path: Path) -> None:
     out = tmp_path / "run"
     recipe = replace(TINY.recipe, epochs=1)
     slow = {"slow": Variant("sigmanens_lambda0", {"recipe.lr": 0.05})}
     config = replace(
-        TINY, recipe=recipe, methods=["separate", "warm_path"], seeds=[0], members=[3],
-        taus=[0.5, 2.0], path=PathConfig(epochs=1), variants=slow,
+        TINY, recipe=recipe, methods=["separate", "sigmanens"], seeds=[0], members=[3],
+        taus=[0.5, 2.0], variants=slow,
     )  # fmt: skip
     before = run_bench(config, out)
     assert {r["members"] for r in before["rows"] if r["method"] == "deep_ensemble"} == {3}
@@ -204,8 +166,6 @@ def test_resumed_studies_do_not_mix_what_differs(tmp_path: Path) -> None:
     faster = {"slow": Variant("sigmanens_lambda0", {"recipe.lr": 0.5})}
     with pytest.raises(RunError, match="another name"):
         run_bench(replace(config, variants=faster), out, resume=True)
-    with pytest.raises(RunError, match="warm path"):
-        run_bench(replace(config, taus=[0.5, 2.0, 8.0]), out, resume=True)
     more = replace(config, methods=["separate"], members=[2, 3], variants={})
     after = run_bench(more, out, resume=True)
     rows = {r["members"]: r for r in after["rows"] if r["method"] == "deep_ensemble"}

@@ -21,11 +21,9 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from tests.lab.test_bench import TINY, without_times
 
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.grid import geometric
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.cli import main
@@ -85,33 +83,6 @@ def test_the_command_line_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "<!DOCTYPE html>" in (tmp_path / "again.html").read_text(encoding="utf-8")
     assert main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 1
     assert main(["report", str(tmp_path / "none")]) == 1
-
-
-def test_the_path_is_one_training_and_short_ones_from_it(tmp_path: Path) -> None:
-    """Its start is the full training at that τ; each step goes on from its neighbour."""
-    path = PathConfig(epochs=1, lr=0.5)
-    config = replace(
-        TINY, methods=["sigmanens", "warm_path"], taus=[0.1, 0.5, 2.0, 8.0], seeds=[0], path=path
-    )
-    found = run_bench(config, tmp_path / "run")
-    rows = {r["tau"]: r for r in found["rows"] if r["variant"] == "warm_path"}
-    full = {r["tau"]: r for r in found["rows"] if r["variant"] is None}
-    assert list(rows) == [2.0, 8.0, 0.5, 0.1]  # from the middle outwards
-    assert set(full) == {0.1, 0.5, 2.0, 8.0}
-    assert rows[2.0]["nll"] == full[2.0]["nll"]
-    assert rows[0.5]["nll"] != full[0.5]["nll"]
-    folder = tmp_path / "run" / "trials" / "warm_path-m2-weight0.01-seed0" / "networks"
-    start, near, far = (
-        load_file(folder / f"{n}.safetensors") for n in ("start", "tau0.5", "tau0.1")
-    )
-    name = "network.conv1.weight"
-    step, leap = ((a[name] - start[name]).norm() for a in (near, far))
-    assert 0 < step < leap
-    assert found["choice"]["tau"] in full  # a variant is not chosen
-    with pytest.raises(ConfigError, match="start"):
-        replace(config, path=replace(path, start=3.0)).check()
-    with pytest.raises(ConfigError, match="path"):
-        replace(config, path=replace(path, epochs=0)).check()
 
 
 def workers_of_ray() -> list[int]:

@@ -72,7 +72,7 @@ def test_statistics_that_were_frozen_stay_so_after_loading(frozen: bool, tmp_pat
     assert moved - statistics
 
 
-@pytest.mark.parametrize(("version", "absent"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("version", "absent"), [(1, 2), (2, 1), (3, 0)])
 def test_older_checkpoints_are_read_and_freeze_what_they_say(
     version: int, absent: int, tmp_path: Path
 ) -> None:
@@ -80,14 +80,19 @@ def test_older_checkpoints_are_read_and_freeze_what_they_say(
     ens.freeze_statistics().save_pretrained(tmp_path)
     path = tmp_path / "sigmanens.json"
     content = json.loads(path.read_text())
-    assert content["version"] == 3
-    later = ["frozen_scales", "frozen_statistics"][:absent]
+    assert content["version"] == 4
+    later = ["frozen_scales", "frozen_statistics"][:absent]  # what came after that version
     old = {k: v for k, v in content.items() if k not in (*later, "checksum")}
     old["version"] = version
+    plan = {k: v for k, v in content["plan"].items() if k != "version"}
+    plan["norms"], plan["heads"] = plan.pop("layers"), plan.pop("head_name")
+    assert plan.pop("task") is None
+    old["plan"] = plan
     checksum = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(old | {"checksum": checksum}))
     again = sn.load(tmp_path, base=base())
-    assert again.frozen_statistics is (version == 2)
+    assert again.frozen_statistics is (version > 1)
+    assert again.task is None
     assert same(again.state_dict(), ens.state_dict())
     assert all(m.logit.requires_grad for m in again.sigma_norms().values())
 
@@ -165,7 +170,7 @@ def test_a_fresh_ensemble_converted_alike_takes_a_state(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"members": 3}, "of another conversion: its members is 2, this ensemble's 3"),
-        ({"layers": "bn1"}, r"its norms is \('bn1', 'bn2'.*\), this ensemble's \('bn1',\)"),
+        ({"layers": "bn1"}, r"its layers is \('bn1', 'bn2'.*\), this ensemble's \('bn1',\)"),
         ({"init": "normal", "head": "copy"}, "its init is 'preserve', this ensemble's 'normal'"),
         ({"head": "fresh"}, "its head is 'copy', this ensemble's 'fresh'"),
         ({"scale": "linear"}, "its scale is 'sigmoid', this ensemble's 'linear'"),

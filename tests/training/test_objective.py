@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigmanens as sn
-from sigmanens.errors import DiversityError, InputError, NonFiniteError
+from sigmanens.errors import DiversityError, InputError, NonFiniteError, SigmaNensWarning
 from sigmanens.training.loss import EnsembleLoss
 
 M, B, C = 3, 8, 5
@@ -167,7 +167,10 @@ def test_a_loss_with_an_ignored_label_of_its_own() -> None:
 
 def test_losses_other_than_cross_entropy_get_their_own_kind_of_target() -> None:
     z, y = logits(), torch.rand(B, C)
-    got = EnsembleLoss(F.binary_cross_entropy_with_logits)(z, y)
+    loss_fn = EnsembleLoss(F.binary_cross_entropy_with_logits)
+    with pytest.warns(SigmaNensWarning, match=r"multilabel task, but no ensemble was given"):
+        got = loss_fn(z, y)
+    assert torch.equal(loss_fn(z, y), got)  # told once
     expected = torch.stack([F.binary_cross_entropy_with_logits(m, y) for m in z]).mean()
     assert_same(z, got, expected)
 
@@ -331,6 +334,13 @@ def test_repeated_labels_are_refused(repeat: Callable[[Tensor], Tensor]) -> None
             EnsembleLoss()(logits(), repeat(y))
 
 
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+def test_labels_of_the_wrong_kind_for_a_binary_loss_are_named(loss: Callable[..., Tensor]) -> None:
+    for y in (labels(), labels().float(), F.one_hot(labels(), C), torch.rand(B, C + 1)):
+        with pytest.raises(InputError, match=r"expected 0 or 1 for each label .* \(8, 5\)"):
+            EnsembleLoss(loss).task(logits(), y)
+
+
 def test_too_few_or_too_many_labels_are_named() -> None:
     for rows in (B - 1, B + 1):
         message = rf"labels have {rows} rows; expected 8 for logits \(3, 8, 5\)$"
@@ -339,7 +349,7 @@ def test_too_few_or_too_many_labels_are_named() -> None:
     with pytest.raises(InputError, match="labels have 8 rows; expected 24 for logits"):
         EnsembleLoss()(logits(), labels(), split=True)
     with pytest.raises(InputError, match="labels have 7 rows; expected 8"):
-        EnsembleLoss(F.mse_loss)(logits(), torch.rand(7, C))
+        EnsembleLoss(F.mse_loss).task(logits(), torch.rand(7, C))
 
 
 @pytest.mark.parametrize("class_dim", [0, 2, -2, -3, 7])
@@ -367,7 +377,7 @@ def test_a_picture_with_nan_is_found_in_training() -> None:
 
 
 def test_a_loss_without_any_counted_label_is_named() -> None:
-    message = r"loss is nan, though all logits are finite\. .* every label is ignore_index=-100"
+    message = r"loss is nan, though all logits are finite\. .* whose labels are ignore_index=-100"
     with pytest.raises(NonFiniteError, match=message):
         EnsembleLoss()(logits(), torch.full((B,), -100))
 

@@ -11,16 +11,9 @@ from torch import Tensor, nn
 
 from sigmanens.conversion.audit import norms_are_trained
 from sigmanens.conversion.rules import is_norm
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    find_batched,
-    input_tree,
-    resolve_batch_dims,
-    split_tree,
-)
+from sigmanens.ensemble.inputs import Inputs, resolve_batch_dims
 from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError, MissingPackageError
-from sigmanens.passes.trees import expand
 
 __all__ = [
     "Rival",
@@ -105,9 +98,7 @@ def repeated(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The inputs of a network with every batched tensor (B, …) repeated to (M·B, …)."""
     dims = resolve_batch_dims(network, None)
-    tree = input_tree(args, kwargs)
-    batched, _ = find_batched(tree, batch_size(args, kwargs, dims), dims)
-    return split_tree(expand(tree, batched, members))
+    return Inputs.of(args, kwargs, dims).expand(members).arguments()
 
 
 def import_library(module: str, package: str) -> Any:

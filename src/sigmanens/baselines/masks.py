@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sigmanens.baselines.base import base_network, check_count
-from sigmanens.conversion.audit import LayerSelector
 from sigmanens.conversion.blocks import select
+from sigmanens.conversion.config import LayerSelector
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError

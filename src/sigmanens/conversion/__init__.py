@@ -1,1 +1,1 @@
-"""From a network to member-specific norms and heads, and back to plain networks."""
+"""Conversion: replace the norms and heads of a network by those of M members, and take them out."""

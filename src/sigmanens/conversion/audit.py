@@ -1,9 +1,8 @@
-"""What conversion found in a network: every norm with its fate, before anything is changed."""
+"""The audit: every norm of a network, and whether conversion takes, keeps or refuses it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -11,30 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from sigmanens.conversion.config import LayerSelector, check_selector, matches
 from sigmanens.conversion.refusals import no_norms, some_names, unsupported
 from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
-from sigmanens.errors import AlreadyConvertedError, InputError, NoNormError
+from sigmanens.errors import AlreadyConvertedError, NoNormError
 from sigmanens.norms import MemberNorm
 
 __all__ = [
     "ConversionReport",
-    "LayerSelector",
     "NormEntry",
     "audit",
-    "check_selector",
     "find_norms",
-    "matches",
     "mixes_members",
     "norms_are_trained",
 ]
 
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
-LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
 @dataclass(frozen=True)
 class NormEntry:
-    """One normalisation layer: dotted name, class, scales per member, what happens and why."""
+    """One norm: its dotted name, class, scales per member, what happens to it, and why."""
 
     name: str
     kind: str
@@ -45,16 +41,19 @@ class NormEntry:
 
 @dataclass
 class ConversionReport:
-    """Audit of a conversion; printing it gives a table.
+    """What a conversion did. Print it for a table.
 
     Attributes:
         model: class of the base.
         members: M.
-        norms: every norm found, in the order of registration.
-        init, scale, head: what was asked and, in the reason, what was resolved and why.
+        norms: every norm, in the order of registration.
+        init, init_reason: the initialisation, and why it was chosen.
+        scale, shift, head: kinds of scale, shift and head.
         heads: dotted names of the heads that became one per member.
-        regularised: names the paper's rule picks for the diversity penalty, with the rule's name.
-        notes: everything else a user should know (guesses, fallbacks).
+        regularised, regularised_rule: norms that the paper's rule chooses for the penalty, and its
+            name.
+        task: what the outputs are; None until it is stated or a loss says it: read as multiclass.
+        notes: what else a user should know, such as guesses and fallbacks.
     """
 
     model: str
@@ -67,6 +66,7 @@ class ConversionReport:
     head: str = ""
     heads: tuple[str, ...] = ()
     schedule: str | int = "auto"
+    task: str | None = None
     base_parameters: int = 0
     added_parameters: int = 0
     regularised: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class ConversionReport:
     notes: list[str] = field(default_factory=list)
 
     def with_action(self, action: str) -> list[NormEntry]:
-        """Entries that were "converted", "kept" or "refused"."""
+        """The entries with one action: "converted", "kept" or "refused"."""
         return [n for n in self.norms if n.action == action]
 
     @property
@@ -104,6 +104,7 @@ class ConversionReport:
             f"  scale       {self.scale}; shift {self.shift}",
             f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
             f"  schedule    {self.schedule}",
+            f"  task        {self.task or 'multiclass, unless the loss says otherwise'}",
             f"  parameters  {total:,} ({self.base_parameters:,} in the base"
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
         ]
@@ -119,35 +120,6 @@ class ConversionReport:
                 f"  {name:<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  {n.reason}"
             )
         return "\n".join(lines)
-
-
-def matches(selector: LayerSelector, name: str, module: nn.Module) -> bool:
-    """Whether a layer is selected by a regex (``re.search``), a list of names or a callable."""
-    if selector is None:
-        return True
-    if isinstance(selector, str):
-        return re.search(selector, name) is not None
-    if callable(selector):
-        return bool(selector(name, module))
-    return name in selector
-
-
-def check_selector(selector: LayerSelector) -> None:
-    """Raise InputError for a selector that is neither regex, list of names nor callable."""
-    if isinstance(selector, str):
-        try:
-            re.compile(selector)
-        except re.error as e:
-            raise InputError(f"layers={selector!r} is no valid regular expression: {e}") from e
-    elif selector is not None and not callable(selector) and not _is_names(selector):
-        raise InputError(
-            f"layers is {selector!r}; expected a regular expression, a list of dotted names, "
-            "or a callable (name, module) -> bool"
-        )
-
-
-def _is_names(selector: object) -> bool:
-    return isinstance(selector, Sequence) and all(isinstance(n, str) for n in selector)
 
 
 def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -176,23 +148,23 @@ def audit(
     own_heads: bool,
     bypassed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
-    """List every norm of a network and the rule for each; nothing is changed.
+    """List every norm of a network with its rule. Nothing is changed.
 
     Args:
         model: the base.
         layers: which norms to convert.
         head_names: names of the heads.
-        own_heads: whether heads become one per member (then the norms inside are copied with them).
-        bypassed: norms whose weight is used outside their forward, and where
-            (:mod:`sigmanens.conversion.functional`); they are kept.
+        own_heads: whether heads become one per member. The norms inside are copied with them.
+        bypassed: norms whose weight the base uses outside the norm, and where
+            (:mod:`sigmanens.conversion.functional`). They are kept.
 
     Returns:
-        an entry for every norm, and by its name the rule, in the order of registration.
+        an entry for every norm, and the rule by its name, in the order of registration.
 
     Raises:
         AlreadyConvertedError: if σNorm layers are present.
         NoNormError: if there is no norm, or none is selected.
-        UnsupportedNormError: if no rule covers a selected norm; it names them and the reasons.
+        UnsupportedNormError: if no rule covers a selected norm. It names the norms and reasons.
     """
     check_selector(layers)
     found = find_norms(model)
@@ -261,7 +233,7 @@ def audit(
 
 
 def mixes_members(module: nn.Module, rule: Rule) -> bool:
-    """Whether a norm, if kept, would take its running statistics over all members together."""
+    """Whether a norm that is kept takes its running statistics over all members together."""
     if isinstance(rule, NormRule) and rule.keep is not None:
         return False
     if isinstance(module, _NormBase):
@@ -277,7 +249,10 @@ def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
 
 
 def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
-    """Whether norms carry training: batches counted, statistics moved, or weights not constant."""
+    """Whether norms have been trained, and the reason.
+
+    Trained norms have counted batches, moved their statistics, or weights that are not constant.
+    """
     for norm in norms:
         counted = getattr(norm, "num_batches_tracked", None)
         if isinstance(counted, Tensor) and not counted.is_meta and bool((counted > 0).any()):

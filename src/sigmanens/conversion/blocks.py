@@ -1,10 +1,10 @@
-"""Which converted norms the diversity penalty acts on: the paper's rules by name, or your own.
+"""Selection of the norms that the diversity penalty acts on: by the paper's rules, or by your own.
 
 The paper (arXiv 2607.23860) regularises one norm per residual block (ResNet-18: the second;
 WideResNet: the first; ResNet-50: first and last) and, in transformers, the norm of each
 feed-forward block. A block is a numbered module (``layer1.0``, ``blocks.3``, ``encoder_layer_2``)
-whose norms have the names that its library gives them; norms of stems, of embeddings and at the
-end of the network belong to none.
+whose norms have the names that its library gives them. Norms of the stem, of embeddings and at the
+end of the network belong to no block.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from sigmanens.conversion.audit import LayerSelector, check_selector, matches
+from sigmanens.conversion.config import LayerSelector, check_selector, matches
 from sigmanens.errors import DiversityError
 from sigmanens.norms import SigmaNorm
 
 __all__ = ["paper_rule", "select"]
 
-# Name within its block of the norm that goes with the feed-forward part. Where a block has several
-# of them, the first in this list is taken.
+# Names that libraries give to the norm of the feed-forward part of a block. If a block has several
+# of them, the first in this list counts.
 _FEED_FORWARD = (
     "pre_feedforward_layernorm",  # transformers: Gemma 2 and 3
     "mlp_norm",  # transformers: ModernBERT
@@ -46,8 +46,8 @@ def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, l
         norms: its converted norms by dotted name.
 
     Returns:
-        the rule's name and the chosen names in the order of ``norms``; ("all norms (no known
-        block)", all of them) where the rules pick none.
+        the rule's name and the chosen names in the order of ``norms``. If the rules choose none:
+        "all norms (no known block)" and all names.
     """
     wide = any("wide" in type(m).__name__.lower() for m in model.modules())
     chosen: dict[str, str] = {}
@@ -68,9 +68,9 @@ def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, l
 
 
 def _residual_rule(model: nn.Module, name: str, wide: bool) -> str | None:
-    """The rule by which a norm of a residual block is regularised, or None if it is not.
+    """The rule that chooses this norm of a residual block, or None if none does.
 
-    Knows ``bn1 … bn3`` in a numbered block, and ``norm1 … norm3`` beside convolutions.
+    Known are ``bn1 … bn3`` in a numbered block, and ``norm1 … norm3`` beside convolutions.
     """
     parent, _, leaf = name.rpartition(".")
     found = re.fullmatch(r"(bn|norm)([123])", leaf)
@@ -89,7 +89,7 @@ def _residual_rule(model: nn.Module, name: str, wide: bool) -> str | None:
 
 
 def _feed_forward_place(model: nn.Module, name: str) -> tuple[str, int | None]:
-    """The numbered block around a norm, and the norm's place in ``_FEED_FORWARD`` or None."""
+    """The numbered block around a norm, and the norm's place in ``_FEED_FORWARD``, or None."""
     parts = name.split(".")
     numbered = [i for i, part in enumerate(parts[:-1]) if re.fullmatch(r"(.*_)?\d+", part)]
     if not numbered:
@@ -111,12 +111,12 @@ def _has_convolution(block: nn.Module) -> bool:
 def select(
     model: nn.Module, norms: Mapping[str, SigmaNorm], layers: LayerSelector
 ) -> tuple[str, list[str]]:
-    """Names of the regularised norms for "auto" (or None), "all", a regex, names or a callable.
+    """Names of the norms that "auto", "all" (or None), a regex, names or a callable choose.
 
     Args:
         model: the converted network.
-        norms: its converted norms by dotted name; one that is used in several places (tied) has
-            the first of its names here and may be selected by any of them.
+        norms: its converted norms by dotted name. A tied norm, used in several places, has its
+            first name here; any of its names selects it.
         layers: the selector.
 
     Returns:
@@ -126,9 +126,9 @@ def select(
         DiversityError: if nothing is selected, or a name in a list is no converted norm.
         InputError: if ``layers`` is no selector.
     """
-    if layers is None or (isinstance(layers, str) and layers == "auto"):
+    if isinstance(layers, str) and layers == "auto":
         return paper_rule(model, norms)
-    if isinstance(layers, str) and layers == "all":
+    if layers is None or (isinstance(layers, str) and layers == "all"):
         return "all norms", list(norms)
     check_selector(layers)
     first = {id(m): n for n, m in norms.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +12,17 @@ from torch import Tensor, nn
 
 from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
 from sigmanens.conversion.blocks import paper_rule
-from sigmanens.conversion.config import Plan
-from sigmanens.conversion.fingerprint import shared_fingerprints
+from sigmanens.conversion.config import ConversionConfig
+from sigmanens.conversion.copying import deep_copy
+from sigmanens.conversion.fingerprint import Structure, shared_fingerprints
 from sigmanens.conversion.guards import forbid_fusing
 from sigmanens.conversion.heads import MemberHeads, member_heads
+from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
 from sigmanens.conversion.rules import NormRule, Rule
 from sigmanens.errors import ConversionError, SigmaNensWarning
 from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.norms.inits import initial_affine
-from sigmanens.norms.scales import adopt_hooks
+from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["Converted", "build"]
@@ -38,19 +39,21 @@ class Converted:
         report: audit of the conversion.
         patches: (module, attribute, former value) of what was switched off for the members.
         base_fingerprint: of the shared tensors at conversion, by state-dict key.
+        structure: of the network at conversion, to which a checkpoint has to fit.
     """
 
     network: nn.Module
     axis: MemberAxis
-    plan: Plan
+    plan: ConversionConfig
     report: ConversionReport
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     base_fingerprint: dict[str, int] = field(default_factory=dict)
+    structure: Structure | None = None
 
 
 def build(
     model: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     *,
     in_place: bool = False,
     generator: torch.Generator | None = None,
@@ -64,16 +67,26 @@ def build(
         in_place: change the base itself rather than a copy.
         generator: source of the random scales and fresh heads.
         audited: what :func:`sigmanens.audit.audit` found for this plan; found anew by default.
+
+    Raises:
+        ConversionError: if the base has tensors on the meta device, or does not fit the plan.
     """
+    for key, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            raise ConversionError(
+                f"'{key}' lies on the meta device and has no values yet: load the weights first "
+                "(model.to_empty(device=…), then model.load_state_dict(…))"
+            )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
         audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
-    network = model if in_place else copy.deepcopy(model)
+    network = model if in_place else deep_copy(model)
     # All that can fail comes before the network is touched, so that convert_ never leaves half.
     places = _replacements(network, plan, entries, rules, axis, generator)
+    modes = modes_after_train(network)
     for name, new in places:
         if name == "":
             network = new
@@ -94,6 +107,7 @@ def build(
         head=plan.head,
         heads=plan.heads,
         schedule=plan.schedule,
+        task=plan.task,
         base_parameters=base_parameters,
     )
     norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
@@ -105,13 +119,21 @@ def build(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
             "as the rest of the base. For heads that train: head='copy' or head='fresh'"
         )
+    kept = keep_in_evaluation(network, modes)
+    if kept:
+        report.notes.append(
+            f"train() of {kind.__name__} keeps {len(kept)} norms in evaluation mode by their exact "
+            f"class (first: '{kept[0]}'), which the converted ones are not: they stay in "
+            "evaluation mode until their always_evaluates is set to False"
+        )
     _warn_of_mixing(network, entries, rules, report)
-    return Converted(network, axis, plan, report, patches, shared_fingerprints(network))
+    fingerprints, structure = shared_fingerprints(network), Structure.of(network)
+    return Converted(network, axis, plan, report, patches, fingerprints, structure)
 
 
 def _replacements(
     network: nn.Module,
-    plan: Plan,
+    plan: ConversionConfig,
     entries: list[NormEntry],
     rules: Mapping[str, Rule],
     axis: MemberAxis,
@@ -151,7 +173,7 @@ def _sigma_norm(
     name: str,
     rule: Rule,
     axis: MemberAxis,
-    plan: Plan,
+    plan: ConversionConfig,
     generator: torch.Generator | None,
     like: Tensor | None,
 ) -> nn.Module:
@@ -177,7 +199,7 @@ def _sigma_norm(
 
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
-    """Give the new layer its name, the mode and the hooks of the old one, and a template."""
+    """Give the new layer its name, the mode, the hooks and the class of the old one."""
     if not isinstance(new, MemberNorm):
         raise ConversionError(
             f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
@@ -189,7 +211,7 @@ def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) 
         if module not in theirs:
             module.training = source.training
     adopt_hooks(new, source)
-    new.remember(source, like)
+    new.take_place_of(source, like)
     return new
 
 

@@ -1,59 +1,173 @@
-"""The plan of a conversion: what a checkpoint needs to build the same ensemble again."""
+"""The one config of a conversion: arguments of ``convert``, plan in a checkpoint, section of YAML.
+
+``convert`` resolves it: the plan that an ensemble keeps names every norm and every head, and says
+"preserve" or "normal" where the user said "auto". A checkpoint stores that plan as JSON.
+
+    >>> config = ConversionConfig(members=4, layers=r"^bn")
+    >>> ens = sn.convert(model, config)
+    >>> ens.plan.layers, ens.plan.init
+    (('bn1', 'bn2'), 'preserve')
+    >>> ConversionConfig.from_dict(json.loads(json.dumps(ens.plan.to_dict()))) == ens.plan
+    True
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sigmanens.errors import InputError
+from torch import nn
 
-__all__ = ["Plan", "check_schedule"]
+from sigmanens.conversion.heads import HEADS
+from sigmanens.errors import InputError
+from sigmanens.norms.inits import INITS
+
+__all__ = [
+    "CONFIG_VERSION",
+    "TASKS",
+    "ConversionConfig",
+    "LayerSelector",
+    "check_schedule",
+    "check_selector",
+    "check_task",
+    "matches",
+]
+
+CONFIG_VERSION = 1
+TASKS = ("multiclass", "multilabel", "regression")
+"""What the outputs of a network can be: logits of which one class is right, logits of labels that
+are present or not, or no logits at all."""
+LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+_ALLOWED = {
+    "head": ("auto", *HEADS),
+    "init": ("auto", *INITS),
+    "scale": ("sigmoid", "linear"),
+    "train": ("all", "members"),
+}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that decides how an ensemble is built from its base; survives a JSON round trip.
+class ConversionConfig:
+    """Everything that decides how an ensemble is built from its base.
 
     Attributes:
-        members: M.
-        norms: dotted names of the converted norms.
-        heads: dotted names of the heads that become one per member.
-        head: "fresh", "copy" or "shared".
-        init: "normal", "preserve" or "paper".
-        scale: "sigmoid" or "linear".
-        shift: one trained shift per member (True), none (False), or the default of ``init``.
-        train: "all" or "members".
-        schedule: "auto", "folded", "sequential" or a number of members per pass.
-        batch_dims: batch dimension by input name or position.
+        members: M ≥ 1.
+        head: "fresh" = a new norm and Linear per member, "copy" = a copy of the base's head per
+            member, "shared" = one head for all, "auto" = copy under "preserve", fresh otherwise.
+        head_name: dotted name or names of the head; None: convert finds it.
+        layers: norms to convert: "all", a regex (``re.search`` on the dotted name), a list of
+            names, or a callable ``(name, module) -> bool``. None means "all".
+        init: "normal", "preserve", "paper" (see :mod:`sigmanens.norms.inits`), or "auto" =
+            preserve if the selected norms have been trained, else normal.
+        scale: kind of scale: "sigmoid", or "linear" for the FiLM-Ensemble control.
+        shift: one trained shift per member: True, False, or None for the default of ``init``.
+        train: "all", or "members" = only scales, shifts and members' heads require a gradient.
+        batch_dims: batch dimension by input name or position (None: that input is not batched).
+        schedule: members per pass: "auto", "folded" (all), "sequential" (one) or a number.
+        task: "multiclass", "multilabel" or "regression"; None where nobody has said, which is read
+            as multiclass.
+
+    Raises:
+        InputError: for a value out of its range.
     """
 
-    members: int
-    norms: tuple[str, ...]
-    heads: tuple[str, ...]
-    head: str
-    init: str
+    members: int = 4
+    head: str = "auto"
+    head_name: str | Sequence[str] | None = None
+    layers: LayerSelector = "all"
+    init: str = "auto"
     scale: str = "sigmoid"
     shift: bool | None = None
     train: str = "all"
+    batch_dims: Mapping[str, int | None] | Mapping[str | int, int | None] | None = None
     schedule: str | int = "auto"
-    batch_dims: Mapping[str, int | None] | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
+            raise InputError(f"members is {self.members!r}; expected an integer ≥ 1")
+        for key, allowed in _ALLOWED.items():
+            if getattr(self, key) not in allowed:
+                raise InputError(
+                    f"{key} is {getattr(self, key)!r}; expected one of "
+                    f"{', '.join(map(repr, allowed))}"
+                )
+        if self.shift not in (None, True, False):
+            raise InputError(f"shift is {self.shift!r}; expected True, False or None")
+        if self.layers == "auto":
+            raise InputError(
+                "layers='auto' chooses norms for the diversity penalty; a conversion takes 'all', "
+                "a regular expression, a list of dotted names or a callable"
+            )
+        check_selector(self.layers)
+        check_schedule(self.schedule, self.members)
+        check_task(self.task)
+        # One form for each value, so that equal configs compare equal and JSON gives them back.
+        layers = "all" if self.layers is None else self.layers
+        dims = {str(k): v for k, v in self.batch_dims.items()} if self.batch_dims else None
+        for key, value in (("layers", layers), ("head_name", self.head_name), ("batch_dims", dims)):
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                value = tuple(value)
+            object.__setattr__(self, key, value)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Dotted names of the norms to convert, in a resolved config."""
+        return self._names("layers")
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Dotted names of the heads that become one per member, in a resolved config."""
+        return self._names("head_name")
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        value = getattr(self, key)
+        if not isinstance(value, tuple) or "auto" in (self.init, self.head):
+            raise InputError(
+                f"this conversion config is not resolved ({key}={value!r}, init={self.init!r}, "
+                f"head={self.head!r}); expected that of an ensemble: ens.plan"
+            )
+        return value
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """Plain JSON types, with the version of this form.
+
+        Raises:
+            InputError: if ``layers`` is a callable, which JSON cannot hold.
+        """
+        if callable(self.layers):
+            raise InputError(
+                "layers is a callable, which JSON cannot hold. Use a regular expression or a list "
+                "of names, or the plan of the ensemble: ens.plan.to_dict()"
+            )
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {"version": CONFIG_VERSION, **plain}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Inverse of :meth:`to_dict`; unknown or missing keys raise InputError."""
-        known = {f.name for f in fields(cls)}
-        if set(data) != known:
-            odd = sorted(set(data) ^ known)
-            raise InputError(f"plan has unknown or missing keys: {', '.join(odd)}")
-        values: dict[str, Any] = {
-            k: tuple(v) if k in ("norms", "heads") else v for k, v in data.items()
-        }
+    def from_dict(cls, data: Mapping[str, Any]) -> ConversionConfig:
+        """Inverse of :meth:`to_dict`; a missing key means its default.
+
+        Raises:
+            InputError: for an unknown key or version, or a value out of its range.
+        """
+        values = dict(data)
+        version = values.pop("version", 0)
+        if version == 0:  # in checkpoints of formats 1 to 3
+            values = {_RENAMED.get(k, k): v for k, v in values.items()}
+        elif version != CONFIG_VERSION:
+            raise InputError(
+                f"the conversion config has version {version!r}; expected {CONFIG_VERSION}. Use "
+                "the sigmanens that wrote it, or a newer one"
+            )
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise InputError(f"the conversion config has unknown keys: {', '.join(unknown)}")
         return cls(**values)
+
+
+_RENAMED = {"norms": "layers", "heads": "head_name"}
 
 
 def check_schedule(schedule: str | int, members: int) -> None:
@@ -66,3 +180,38 @@ def check_schedule(schedule: str | int, members: int) -> None:
             f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
             f"members per pass from 1 to {members}"
         )
+
+
+def check_task(task: str | None) -> None:
+    """Raise InputError unless the task is None or one of :data:`TASKS`."""
+    if task is not None and task not in TASKS:
+        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, TASKS))} or None")
+
+
+def check_selector(layers: LayerSelector) -> None:
+    """Raise InputError unless ``layers`` is a valid regex, a list of names, a callable or None."""
+    if isinstance(layers, str):
+        try:
+            re.compile(layers)
+        except re.error as e:
+            raise InputError(f"layers={layers!r} is no valid regular expression: {e}") from e
+    elif layers is not None and not callable(layers) and not _is_names(layers):
+        raise InputError(
+            f"layers is {layers!r}; expected 'all', a regular expression, a list of dotted names, "
+            "or a callable (name, module) -> bool"
+        )
+
+
+def _is_names(layers: object) -> bool:
+    return isinstance(layers, Sequence) and all(isinstance(n, str) for n in layers)
+
+
+def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:
+    """Whether "all" (or None), a regex, a list of names or a callable selects a layer."""
+    if layers is None or (isinstance(layers, str) and layers == "all"):
+        return True
+    if isinstance(layers, str):
+        return re.search(layers, name) is not None
+    if callable(layers):
+        return bool(layers(name, module))
+    return name in layers

@@ -1,8 +1,10 @@
-"""Which tensors of a converted network are the base's, and whether they are what they were."""
+"""Which tensors of a converted network are the base's, and whether it is what it was."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,10 @@ from torch import Tensor, nn
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.norms import MemberBatchNorm, MemberNorm
 
-__all__ = ["fingerprint", "own_keys", "shared_fingerprints"]
+__all__ = ["Structure", "fingerprint", "own_keys", "shared_fingerprints"]
+
+_WRAPPED = "_checkpoint_wrapped_module"
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -57,3 +62,32 @@ def shared_fingerprints(network: nn.Module) -> dict[str, int]:
     own = own_keys(network)
     state = network.state_dict()
     return {k: fingerprint(v) for k, v in state.items() if k not in own and isinstance(v, Tensor)}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a converted network is made of.
+
+    Attributes:
+        shapes: of every tensor of its state dict, by key.
+        classes: of every module, by dotted name.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    classes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Structure:
+        """The structure that a network has now. Wrappers of activation checkpointing do not count.
+
+        SyncBatchNorm counts as the BatchNorm that it is on one device.
+        """
+        state = network.state_dict()
+        classes: dict[str, str] = {}
+        for name, module in network.named_modules(remove_duplicate=False):
+            if not hasattr(module, _WRAPPED):
+                inner = ".".join(part for part in name.split(".") if part != _WRAPPED)
+                sync = isinstance(module, nn.SyncBatchNorm)
+                kind = nn.BatchNorm2d if sync or type(module) in _BATCH_NORMS else type(module)
+                classes[inner] = f"{kind.__module__}.{kind.__qualname__}"
+        return cls({k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)}, classes)

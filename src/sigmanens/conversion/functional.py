@@ -1,8 +1,8 @@
-"""Norms that a walk over modules does not see, found by running the base once on an example.
+"""Functional norms: norms that a network calls as functions. One run on an example finds them.
 
-A network may normalise by a function (``F.layer_norm`` and kin), or compute with the weight of a
-norm module past its forward. Every such call is traced to the module whose code makes it; calls
-made within a norm module are that norm's own.
+A network may call ``F.layer_norm`` and the like, or use the weight of a norm module without calling
+the module. Each such call is traced to the module whose code makes it. Calls within a norm module
+are its own.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _FUNCTIONS = {
     torch.native_group_norm: "group_norm",
     torch.native_batch_norm: "batch_norm",
 }
-# Questions about a tensor, among them .device and .dtype; its values do not enter into the answer.
+# Questions about a tensor, such as .device and .dtype, whose answers do not depend on its values.
 _QUESTIONS = ("__get__", "dim", "size", "numel", "is_floating_point", "is_complex", "get_device")
 
 
 @dataclass(frozen=True)
 class FunctionalNorm:
-    """One call outside every norm module.
+    """One call of a norm outside every norm module.
 
     Attributes:
-        function: "layer_norm", "rms_norm", "group_norm", "batch_norm" or "instance_norm"; with an
-            owner, any function.
+        function: "layer_norm", "rms_norm", "group_norm", "batch_norm" or "instance_norm"; any
+            function if there is an owner.
         module: dotted name of the module whose code makes the call.
         kind: its class.
-        owner: dotted name of the norm module whose weight or bias it uses, or None.
+        owner: dotted name of the norm module whose weight or bias the call uses, or None.
     """
 
     function: str
@@ -69,7 +69,7 @@ class FunctionalNorm:
 
 
 class FunctionalNorms(TorchFunctionMode):
-    """While active, collects in ``found`` the functional norms that a network calls.
+    """A context that collects in ``found`` the functional norms that a network calls.
 
     Args:
         network: the base.
@@ -91,13 +91,13 @@ class FunctionalNorms(TorchFunctionMode):
 
     @property
     def bypassed(self) -> dict[str, str]:
-        """Norms whose weight is used outside their forward: why they cannot be converted."""
+        """Norm modules whose weight is used outside the module, each with the reason it stays."""
         return {f.owner: str(f) for f in self.found if f.owner is not None}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note the call if it is a norm's, and make it."""
+        """Make the call, and note it if it is a norm's."""
         kwargs = kwargs or {}
         arguments = [*args, *kwargs.values()]
         owners: set[str | None] = {self._owners[id(a)] for a in arguments if id(a) in self._owners}
@@ -127,6 +127,6 @@ class FunctionalNorms(TorchFunctionMode):
 
 
 def _base(args: tuple[Any, ...]) -> Tensor | None:
-    """The tensor that a first argument is a view of: a weight, under weight standardisation."""
+    """The tensor behind a first argument that is a view. Weight standardisation passes a weight."""
     x = args[0] if args else None
     return None if not isinstance(x, Tensor) else x if x._base is None else x._base

@@ -1,8 +1,8 @@
-"""One classification head per member, and where the head of a network is.
+"""Heads: find the classification head of a network, and make one per member.
 
-"copy" gives each member a deep copy of the base's head module, whatever it is; "fresh" gives each
-an affine LayerNorm and a Linear, randomly initialised (arXiv 2607.23860, which leaves the kind of
-norm open); "shared" leaves the one head in place for all.
+"copy" gives each member a deep copy of the base's head, whatever it is. "fresh" gives each a
+randomly initialised LayerNorm and Linear (arXiv 2607.23860, which leaves the kind of norm open).
+"shared" leaves the one head in place for all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TORCHVISION_HEADS = ("fc", "classifier", "heads", "head")
 
 
 class MemberHeads(nn.Module):
-    """M heads in the place of one: member m's rows of the input (k·B, …) go through head m."""
+    """M heads in the place of one. Member m's rows of the input (k·B, …) go through head m."""
 
     def __init__(self, heads: Sequence[nn.Module], axis: MemberAxis) -> None:
         super().__init__()
@@ -37,11 +37,10 @@ class MemberHeads(nn.Module):
         self.heads = nn.ModuleList(heads)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        axis = self.axis
-        axis.check()
-        k = axis.active
+        made = self.axis.current
+        k = made.stop - made.start
         if k == 1:
-            return self.heads[axis.start](*args, **kwargs)
+            return self.heads[made.start](*args, **kwargs)
         rows = _rows(args, kwargs)
         size = rows // k
 
@@ -50,7 +49,7 @@ class MemberHeads(nn.Module):
                 return x.narrow(0, i * size, size) if x.dim() and x.shape[0] == rows else x
 
             a, kw = map_tensors(cut, (args, kwargs))
-            return self.heads[axis.start + i](*a, **kw)
+            return self.heads[made.start + i](*a, **kw)
 
         return join([part(i) for i in range(k)], [1] * k)
 
@@ -59,7 +58,7 @@ class MemberHeads(nn.Module):
 
 
 def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.ModuleList]]:
-    """Dotted name of each module that holds a head for every member, and these heads.
+    """Find the modules that hold one head per member: their dotted names, and the heads.
 
     Args:
         network: an ensemble on one backbone, σN-Ens or a rival.
@@ -84,10 +83,10 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
-    """An affine LayerNorm and a Linear of the sizes of ``head`` (a Linear), randomly initialised.
+    """Make a LayerNorm and a Linear with the sizes of ``head``, randomly initialised.
 
     Raises:
-        HeadNotFoundError: if the head is not a Linear and holds none.
+        HeadNotFoundError: if there is no Linear in the head.
     """
     linear = last_linear(head)
     if linear is None:
@@ -106,7 +105,7 @@ def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
 
 
 def last_linear(module: nn.Module) -> nn.Linear | None:
-    """The last Linear of a module in the order of registration, the module itself included."""
+    """The last Linear in a module (or the module itself), in the order of registration."""
     found = [m for m in module.modules() if isinstance(m, nn.Linear)]
     return found[-1] if found else None
 
@@ -114,7 +113,7 @@ def last_linear(module: nn.Module) -> nn.Linear | None:
 def member_heads(
     head: nn.Module, kind: str, axis: MemberAxis, where: str, generator: torch.Generator | None
 ) -> MemberHeads:
-    """M copies of ``head``, or M fresh heads of its sizes (drawn from ``generator`` if given)."""
+    """Make M copies of ``head``, or M fresh heads of its sizes, drawn from ``generator``."""
     members = range(axis.num_members)
     if kind == "copy":
         heads: list[nn.Module] = [copy.deepcopy(head) for _ in members]
@@ -129,14 +128,14 @@ def member_heads(
 
 
 def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: str) -> list[str]:
-    """Dotted names of the modules that make the logits.
+    """Find the modules that make the logits: their dotted names.
 
-    Looks, in this order, at ``head_name``, timm's ``get_classifier``, the attributes that
-    transformers and torchvision use, and a Linear that is the last module with parameters.
-    Under ``kind="fresh"`` a head that is not a Linear is narrowed to the last Linear within.
+    The first that is there counts: ``head_name``, timm's ``get_classifier``, the attributes that
+    transformers and torchvision use, a Linear that is the last module with parameters. Under
+    ``kind="fresh"`` the last Linear within the head is taken.
 
     Raises:
-        HeadNotFoundError: if there is none by that name, or none is found.
+        HeadNotFoundError: if there is none of that name, or none is found.
     """
     names = {id(m): n for n, m in reversed(list(model.named_modules()))}
     if head_name is not None:
@@ -191,7 +190,7 @@ def _timm_heads(model: nn.Module) -> list[nn.Module]:
 
 
 def _narrowed(model: nn.Module, name: str, kind: str) -> str:
-    """Under "fresh", the last Linear within a composite head."""
+    """The name of the last Linear within a head under "fresh", else the name itself."""
     if kind != "fresh":
         return name
     head = model.get_submodule(name)
@@ -202,7 +201,7 @@ def _narrowed(model: nn.Module, name: str, kind: str) -> str:
 
 
 def _all_names(model: nn.Module, names: list[str]) -> list[str]:
-    """The names and every other name under which the network holds the same modules."""
+    """The names, and all other names of the same modules."""
     heads = {id(model.get_submodule(n)) for n in names}
     others = [n for n, m in model.named_modules(remove_duplicate=False) if id(m) in heads]
     for outer in others:

@@ -1,13 +1,13 @@
-r"""Norms of unknown classes, recognised by what they compute and checked numerically.
+r"""Probing: recognise the formula of a norm of an unknown class by running it.
 
 A module follows the protocol if, for every weight :math:`w` and bias :math:`b` of shape S,
 
 .. math:: y = \mathrm{tail}\bigl((w + o) \odot \mathrm{norm}(x) + b\bigr), \qquad o \in \{0, 1\},
 
-sample by sample and alike in training and evaluation; ``tail`` are its submodules, in their
-order. :func:`probe` asks a copy on random inputs with random weights: it finds the place of the
-scaled dimensions, :math:`o` and the tail, or says what speaks against. The module, the random
-state and the rest of the network are not touched.
+sample by sample, and alike in training and evaluation. ``tail`` is its submodules in their order.
+:func:`probe` runs a copy on random inputs with random weights. It finds the scaled dimensions,
+:math:`o` and the tail, or the reason why the module does not fit. The module, the random state and
+the rest of the network stay as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sigmanens.norms.scales import without_hooks
+from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 
 __all__ = ["Protocol", "probe", "settings"]
@@ -36,12 +36,12 @@ _FREE = (5, 4, 3, 2)  # sizes for the dimensions that are not scaled
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a probe found.
+    """How a norm computes, as a probe found it.
 
     Attributes:
         shape: S.
-        channels_last: whether the scaled dimensions are the last, or dimension 1.
-        neutral: the weight that leaves the normalised input as it is: 1 - o.
+        channels_last: True: the last dimensions are scaled; False: dimension 1 is.
+        neutral: the weight that leaves the normalised input unchanged: 1 - o.
         tail: names of the submodules that are applied last.
     """
 
@@ -52,7 +52,7 @@ class Protocol:
 
 
 class _Deviation(Exception):
-    """What speaks against the protocol, and how far the probe came before it saw that."""
+    """The reason why a module does not fit, and how many checks it passed before."""
 
     def __init__(self, depth: int, reason: str) -> None:
         super().__init__(reason)
@@ -60,14 +60,15 @@ class _Deviation(Exception):
 
 
 def probe(module: nn.Module) -> Protocol | str:
-    """Find out whether and how a module follows the protocol.
+    """Find out how a module computes.
 
     Args:
-        module: a norm with ``weight`` (*S) and maybe ``bias`` (*S), of any class and dtype; a
-            weight that is None is taken as 1 if the module knows its ``normalized_shape``.
+        module: a norm with ``weight`` (*S) and maybe ``bias`` (*S), of any class and dtype. A
+            weight of None counts as 1 if the module has a ``normalized_shape``.
 
     Returns:
-        the finding, or what speaks against it, to go after "for".
+        the protocol that the module follows, or the reason why it follows none, as a clause:
+        "its bias has shape (3,) and its weight (4,)".
     """
     reason = _unfit(module)
     if reason:
@@ -100,11 +101,10 @@ def probe(module: nn.Module) -> Protocol | str:
 
 
 def settings(module: nn.Module) -> Hashable | None:
-    """What decides how a norm computes, its weight and bias apart; None if that cannot be told.
+    """A key that is equal for norms that compute alike, so that one probe serves them all.
 
-    Two modules with equal settings follow the protocol alike, so one probe does for both: same
-    class, same plain attributes (eps, names of modes, …), same shapes of weight and bias, and no
-    buffers, submodules or further parameters, whose values may matter.
+    It holds the class, the plain attributes (eps, names of modes, …) and the shapes of weight and
+    bias. None for a module with buffers, submodules or other parameters: their values may matter.
     """
     if module._buffers or module._modules or set(module._parameters) - {"weight", "bias"}:
         return None
@@ -128,7 +128,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """What rules a module out before any forward."""
+    """The reason why a module cannot follow the protocol, seen without running it."""
     bias = getattr(module, "bias", None)
     if isinstance(module, _NormBase):
         return "it keeps statistics of the batch"
@@ -161,7 +161,7 @@ _OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "
 
 
 def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Input shapes to try, and whether the scaled dimensions come last in them."""
+    """Input shapes to try, each with True if the scaled dimensions come last."""
     free = tuple(n for n in _FREE if n not in scaled)
     for count in range(3):  # (B, C) to (B, H, W, C)
         yield (_ROWS, *free[:count], *scaled), True
@@ -184,7 +184,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 
 
 class _Subject:
-    """Copies of a module in float32: whole, and without the submodules it applies last."""
+    """Two copies of a module in float32: the whole, and one without its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
         self.whole = without_hooks(module).float().requires_grad_(False)
@@ -206,7 +206,7 @@ class _Subject:
         self.generator = torch.Generator().manual_seed(0)
 
     def examine(self, shape: tuple[int, ...], last: bool) -> Protocol:
-        """The finding for inputs of one shape; raises _Deviation."""
+        """The protocol for inputs of one shape; raises _Deviation."""
         x = self._draw(shape) * 1.5 + 0.3
         nothing = self.answer(0.0, 0.0, x)
         normalised = self.answer(1.0, 0.0, x) - nothing
@@ -235,7 +235,7 @@ class _Subject:
     def answer(
         self, weight: Tensor | float, bias: Tensor | float, x: Tensor, training: bool = False
     ) -> Tensor:
-        """Output of the module without its tail; of x's shape, or _Deviation."""
+        """Output of the module without its tail, of x's shape; raises _Deviation."""
         y = self._run(self.bare, weight, bias, x, training)
         if y.shape != x.shape:
             raise _Deviation(0, f"it answers {tuple(x.shape)} with shape {tuple(y.shape)}")
@@ -296,7 +296,7 @@ class _Subject:
 
 
 def _along(t: Tensor, y: Tensor, last: bool) -> Tensor:
-    """t (*S) so that it broadcasts along the scaled dimensions of y."""
+    """Reshape t (*S) to broadcast along the scaled dimensions of y."""
     return t if last else t.view(1, -1, *(1,) * (y.dim() - 2))
 
 

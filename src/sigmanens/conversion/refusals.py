@@ -1,4 +1,4 @@
-"""What conversion says when a network, or some of its norms, cannot be converted."""
+"""Refusals: the errors for a network, or for some of its norms, that cannot be converted."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ _SHOWN = 4
 
 
 def no_norms(model: nn.Module) -> NoNormError:
-    """For a network without a norm: says so, and what it has instead if that can be seen."""
+    """The error for a network without a norm. It names weight-standardised convolutions."""
     kind = type(model).__name__
     standardised = [m for m in model.modules() if _standardises_weights(m)]
     if standardised:
         classes = ", ".join(sorted({type(m).__name__ for m in standardised}))
         return NoNormError(
-            f"this {kind} has no normalisation layers, for it standardises the weights of its "
+            f"this {kind} has no normalisation layers: it standardises the weights of its "
             f"convolutions instead ({len(standardised)} × {classes}). σNorm scales normalised "
-            f"activations per member, of which there are none here: take a network with {_KNOWN} "
-            "layers"
+            f"activations per member. Take a network with {_KNOWN} layers"
         )
     return NoNormError(
         f"no normalisation layer found in this {kind}: σNorm needs at least one module of the "
-        f"kind {_KNOWN}. A norm that forward calls as a function (F.layer_norm and kin) cannot be "
+        f"kind {_KNOWN}. A norm that forward calls as a function (such as F.layer_norm) cannot be "
         "converted: make it a module of the network"
     )
 
@@ -37,13 +36,13 @@ def no_norms(model: nn.Module) -> NoNormError:
 def unsupported(
     model: nn.Module, refused: Sequence[tuple[str, str, str]], total: int, others: bool | None
 ) -> UnsupportedNormError:
-    """For norms that cannot be converted: every reason once, with the norms it holds for.
+    """The error for norms that cannot be converted: every reason once, with its norms.
 
     Args:
         model: the base.
         refused: (dotted name, class, reason) of each.
         total: number of norms in the network.
-        others: whether any other norm could be converted; None if that would not help.
+        others: whether another norm could be converted; None if that would not help.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, kind, reason in refused:
@@ -67,13 +66,13 @@ def unsupported(
 
 
 def some_names(names: Sequence[str], limit: int = 12) -> str:
-    """The first names of a list, and how many more there are."""
+    """The first names of a list, and the number of the others."""
     shown = ", ".join(name or "(root)" for name in names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _standardises_weights(module: nn.Module) -> bool:
-    """Whether a convolution is, by its class's name (timm's, BiT's), weight-standardised."""
+    """Whether the class's name says that a convolution standardises its weights (timm, BiT)."""
     names = [cls.__name__ for cls in type(module).__mro__]
     return isinstance(module, _ConvNd) and any("StdConv" in name for name in names)

@@ -1,10 +1,9 @@
-"""Which normalisation classes are converted, and how. Open to users' own classes.
+"""Rules: how each class of norm is converted. Users can add rules for their own classes.
 
-A rule belongs to a class exactly, or to subclasses that inherit its ``forward`` unchanged. Any
-other class that looks like a norm is probed (:mod:`sigmanens.conversion.probing`): it is wrapped if
-it computes ``tail(weight ⊙ norm(x) + bias)`` sample by sample, and refused by name, with what the
-probe saw, if not. Classes of optional libraries are registered by their qualified name, so that
-nothing is imported for them.
+A rule holds for its class and for subclasses that inherit its ``forward`` unchanged. Any other
+class that looks like a norm is probed (:mod:`sigmanens.conversion.probing`). It is wrapped if it
+computes ``tail(weight ⊙ norm(x) + bias)`` sample by sample, else refused with the reason. Classes
+of optional libraries are registered by their qualified name, so that nothing is imported for them.
 
     >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
     ...     def __init__(self, dim):
@@ -38,15 +37,6 @@ from sigmanens.norms import (
     SigmaLayerNorm,
     SigmaNorm,
     SigmaRMSNorm,
-)
-from sigmanens.norms.fused import (
-    MemberBatchNormAct,
-    MemberSyncBatchNorm,
-    SigmaBatchNormAct,
-    SigmaChannelsFirstLayerNormAct,
-    SigmaGroupNormAct,
-    SigmaLayerNormAct,
-    SigmaSyncBatchNorm,
 )
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 from sigmanens.passes.context import MemberAxis
@@ -86,10 +76,10 @@ class NormRule:
 
     Attributes:
         build: ``(source, axis, affine) -> SigmaNorm``.
-        shape: parameter shape S of a source norm; of its ``weight`` by default.
-        keep: ``(source, axis, like) -> MemberNorm`` for a norm that is kept but takes statistics
-            of the batch (BatchNorm), which must be one set per member; None for all others.
-        scale: the scale (*S) a source norm has, or None for 1; its ``weight`` by default.
+        shape: gives the shape S of a source norm's parameters.
+        keep: ``(source, axis, like) -> MemberNorm`` for a BatchNorm that is kept: its statistics
+            must be one set per member. None for norms without statistics.
+        scale: gives the scale (*S) of a source norm, or None for 1; its ``weight`` by default.
     """
 
     build: Builder
@@ -100,13 +90,13 @@ class NormRule:
 
 @dataclass(frozen=True)
 class KeepRule:
-    """Why a class that is called a norm is always kept, shared by all members."""
+    """The reason why a class is always kept, shared by all members."""
 
     reason: str
 
 
 Rule = NormRule | KeepRule | str
-"""How a norm is converted, why it is always kept, or (a text) why it cannot be converted."""
+"""How a norm is converted; or why it is always kept; or, as a text, why it cannot be converted."""
 
 
 def _channels(m: nn.Module) -> tuple[int, ...]:
@@ -126,16 +116,26 @@ def _of_weight(m: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape)
 
 
+def _activated(
+    build: Callable[..., SigmaNorm],
+    shape: Callable[[nn.Module], tuple[int, ...]],
+    keep: Callable[..., MemberNorm] | None = None,
+) -> NormRule:
+    """The rule for a norm of timm's that drops out and activates what it has normalised."""
+    tail = ("drop", "act")
+    kept = None if keep is None else partial(keep, tail=tail)
+    return NormRule(partial(build, tail=tail), shape, kept)
+
+
 _RULES: dict[type[nn.Module] | str, Rule] = {
     **dict.fromkeys(
-        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
         NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
     ),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         NormRule(SigmaInstanceNorm, _channels),
     ),
-    nn.SyncBatchNorm: NormRule(SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm),
     nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
     nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
     nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
@@ -144,16 +144,16 @@ _RULES: dict[type[nn.Module] | str, Rule] = {
     "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
     "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
     "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
-    "timm.layers.norm_act.BatchNormAct2d": NormRule(
-        SigmaBatchNormAct, _channels, MemberBatchNormAct
+    **dict.fromkeys(
+        ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.SyncBatchNormAct"),
+        _activated(SigmaBatchNorm, _channels, MemberBatchNorm),
     ),
-    "timm.layers.norm_act.SyncBatchNormAct": NormRule(
-        SigmaSyncBatchNorm, _channels, MemberSyncBatchNorm
+    **dict.fromkeys(
+        ("timm.layers.norm_act.GroupNormAct", "timm.layers.norm_act.GroupNorm1Act"),
+        _activated(SigmaGroupNorm, _channels),
     ),
-    "timm.layers.norm_act.GroupNormAct": NormRule(SigmaGroupNormAct, _channels),
-    "timm.layers.norm_act.GroupNorm1Act": NormRule(SigmaGroupNormAct, _channels),
-    "timm.layers.norm_act.LayerNormAct": NormRule(SigmaLayerNormAct, _normalized),
-    "timm.layers.norm_act.LayerNormAct2d": NormRule(SigmaChannelsFirstLayerNormAct, _normalized),
+    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm, _normalized),
+    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm, _normalized),
     "timm.layers.grn.GlobalResponseNorm": KeepRule(
         "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
     ),
@@ -214,7 +214,7 @@ def qualified_name(cls: type) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is, or by its name and parameters claims to be, a normalisation layer."""
+    """Whether a module is a norm: by its class, or by its name and parameters."""
     cls = type(module)
     if cls in _RULES or any(qualified_name(base) in _RULES for base in cls.__mro__):
         return True
@@ -237,17 +237,17 @@ _NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
 
 
 def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
-    """The rule for every norm by its name; norms of one class and setting are probed once."""
+    """The rule for every norm by its name. Norms of one class and setting are probed once."""
     probed: dict[Hashable, NormRule | str] = {}
     return {name: rule_for(norm, probed) for name, norm in norms}
 
 
 def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
-    """The rule for a norm, why it is always kept, or (a text) why it cannot be converted.
+    """The rule for one norm.
 
     Args:
-        module: what :func:`is_norm` holds for.
-        probed: what probes have found so far, by class and settings; added to.
+        module: a norm, see :func:`is_norm`.
+        probed: results of probes so far, by class and settings. New results are added.
     """
     cls = type(module)
     if isinstance(module, LazyModuleMixin):
@@ -283,7 +283,7 @@ def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = 
 
 
 def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]) -> NormRule | str:
-    """The rule for a norm that follows the protocol, or the refusal with what the probe saw."""
+    """The rule for a norm that follows the protocol, or the refusal with the reason."""
     key = settings(module)
     if key is not None and key in probed:
         return probed[key]
@@ -301,8 +301,8 @@ def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]
         rule: NormRule | str = NormRule(build, lambda _: found.shape, scale=scale)
     else:
         rule = (
-            f"{what}, and it is no plain weight ⊙ norm(x) + bias, for {found}. Register a builder "
-            "for it with sigmanens.conversion.rules.register_norm"
+            f"{what}, and it does not compute weight ⊙ norm(x) + bias: {found}. Register a "
+            "builder for it with sigmanens.conversion.rules.register_norm"
         )
     if key is not None:
         probed[key] = rule

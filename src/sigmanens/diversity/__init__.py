@@ -1,6 +1,6 @@
 """The diversity of the members: the penalty, its measures, its theory and a diagnosis."""
 
-from sigmanens.diversity.diagnosis import Finding, Limits, diagnose
+from sigmanens.diversity.diagnosis import Finding, diagnose, dropout_disagreement, pull_norms
 from sigmanens.diversity.measures import (
     cosine,
     disagreement,
@@ -11,13 +11,12 @@ from sigmanens.diversity.measures import (
     saturation,
     symmetric,
 )
-from sigmanens.diversity.penalty import Diversity, bridge_weight, gap, log_softmax_sum
-from sigmanens.diversity.probes import dropout_disagreement, pull_norms
+from sigmanens.diversity.penalty import Diversity
+from sigmanens.diversity.ramp import Ramp
 from sigmanens.diversity.theory import (
     flat_range,
     owners_per_doubling,
     preferred_owners,
-    preferred_share,
     reached_cosine,
     reached_owners,
     tau_for_owners,
@@ -26,22 +25,18 @@ from sigmanens.diversity.theory import (
 __all__ = [
     "Diversity",
     "Finding",
-    "Limits",
-    "bridge_weight",
+    "Ramp",
     "cosine",
     "diagnose",
     "disagreement",
     "dropout_disagreement",
     "flat_range",
-    "gap",
     "jensen_gap",
-    "log_softmax_sum",
     "owners",
     "owners_per_channel",
     "owners_per_doubling",
     "pairwise_kl",
     "preferred_owners",
-    "preferred_share",
     "pull_norms",
     "reached_cosine",
     "reached_owners",

@@ -1,38 +1,50 @@
-"""What is wrong with the diversity of an ensemble, in words, with the numbers and the likely fix.
+"""Diagnosis: what is wrong with an ensemble's diversity, with the numbers and the likely fix.
 
-Plain functions of measurements, each of which gives a :class:`Finding` or None, and
-:func:`diagnose`, which measures an ensemble and asks them all. The Lightning callback
-``DiversityMonitor`` asks the same functions during training.
+Each function judges some measurements, and returns a :class:`Finding` or None. :func:`diagnose`
+measures an ensemble and calls them all. ``DiversityMonitor`` calls them during a training with
+Lightning.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from sigmanens.diversity import measures, theory
-from sigmanens.diversity.probes import nlls
+from sigmanens.diversity.penalty import Diversity
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
-from sigmanens.ensemble.prediction import Prediction
+from sigmanens.ensemble.inputs import call_arguments
+from sigmanens.ensemble.prediction import Prediction, log_mean_exp, logits_of
 from sigmanens.errors import InputError
-
-if TYPE_CHECKING:
-    from sigmanens.diversity.penalty import Diversity
+from sigmanens.passes.modes import evaluating
+from sigmanens.seeding import device_of, own_random_state, seed_device
 
 __all__ = [
     "Finding",
-    "Limits",
     "diagnose",
+    "dropout_disagreement",
     "flat_dial",
     "frozen_partition",
+    "nlls",
     "one_model",
     "outweighed_task",
+    "pull_norms",
     "weak_members",
 ]
+
+# Thresholds. A finding carries its numbers, for whoever wants to draw the line elsewhere.
+DISAGREEMENT = 1e-3  # members that disagree on at most this fraction of samples may be one model
+MODULATION = 1e-3  # they are, if the modulation is at most this fraction of the entropy,
+SAME_COSINE = 0.99  # or the cosine of their scales is above this
+PARTED_COSINE = 0.3  # the scales are parted if their cosine is below this,
+SATURATED = 0.5  # and frozen if more than this fraction lies within 0.02 of 0 or 1
+OUTWEIGHS = 10.0  # the penalty outweighs the task if its gradient is so many times as large
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Finding:
 
     Attributes:
         kind: "one model", "frozen partition", "weak members", "flat dial" or "outweighed task".
-        message: one sentence with the numbers, and what to try.
+        message: the numbers, and what to try.
         numbers: the numbers by name.
     """
 
@@ -53,45 +65,10 @@ class Finding:
         return self.message
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When something counts as wrong.
-
-    Attributes:
-        disagreement: members that disagree on at most this fraction of samples may be one model;
-            so may members that disagree less than one of them does with itself under dropout.
-        relative_modulation: they are, if the modulation is at most this fraction of the entropy,
-        same_cosine: or the cosine of their scales is above this.
-        parted_cosine: the scales are parted if their cosine is below this,
-        saturated: and frozen if more than this fraction lies within 0.02 of 0 or 1.
-        outweighs: the penalty outweighs the task if it pulls at the scales this much harder.
-
-    Raises:
-        InputError: for a fraction or a cosine outside 0 … 1, or a factor below 1.
-    """
-
-    disagreement: float = 1e-3
-    relative_modulation: float = 1e-3
-    same_cosine: float = 0.99
-    parted_cosine: float = 0.3
-    saturated: float = 0.5
-    outweighs: float = 10.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name == "outweighs":
-                if not value >= 1:
-                    raise InputError(f"outweighs is {value!r}; expected a factor of at least 1")
-            elif not 0 <= value <= 1:
-                raise InputError(f"{name} is {value!r}; expected a number from 0 to 1")
-
-
-_DEFAULT = Limits()
-
 _SYMMETRIC = Finding(
     "one model",
-    "all members have equal scales, shifts and heads: they are one model, and training keeps them "
-    "so unless dropout or split batches part them. Convert with init='preserve' or head='fresh'",
+    "all members have equal scales, shifts and heads: they are one model. Training keeps them so "
+    "unless dropout or split batches part them. Convert with init='preserve' or head='fresh'",
     {"cosine": 1.0},
 )
 
@@ -104,18 +81,16 @@ def one_model(
     cosine: float = math.nan,
     dropout: float = 0.0,
     step: int | None = None,
-    limits: Limits = _DEFAULT,
 ) -> Finding | None:
-    """Whether members answer as one model.
+    """Find members that all give the same answers.
 
     Args:
         disagreement: of the members' classes, a fraction.
         modulation: mutual information of label and member, nats.
         entropy: of the averaged prediction, nats.
-        cosine: of the scales; NaN: not known.
+        cosine: of the scales; NaN if it is not known.
         dropout: disagreement of a member with itself under dropout, a fraction.
-        step: when, for the message.
-        limits: thresholds.
+        step: number of training steps so far, for the message.
     """
     when = "" if step is None else f"after {step} steps "
     numbers = {"disagreement": disagreement, "modulation": modulation, "entropy": entropy}
@@ -127,8 +102,8 @@ def one_model(
         "Averaging gains little so far. Train longer, or the scales faster (scale_lr_mult), raise "
         "the penalty's weight, or convert with head='fresh'"
     )
-    alike = modulation <= limits.relative_modulation * entropy or cosine > limits.same_cosine
-    if disagreement <= limits.disagreement and alike:
+    alike = modulation <= MODULATION * entropy or cosine > SAME_COSINE
+    if disagreement <= DISAGREEMENT and alike:
         return Finding(
             "one model",
             f"{when}the members answer as one model: disagreement {disagreement:.4f}, modulation "
@@ -146,17 +121,16 @@ def one_model(
 
 
 def frozen_partition(
-    cosine: float, saturation: float, *, step: int | None = None, limits: Limits = _DEFAULT
+    cosine: float, saturation: float, *, step: int | None = None
 ) -> Finding | None:
-    """Whether the channels are shared out for good; asked early, before the task could decide.
+    """Find channels that the penalty has shared out before the task could. Ask in the first steps.
 
     Args:
         cosine: of the regularised scales.
         saturation: fraction of them within 0.02 of 0 or 1.
-        step: when, for the message.
-        limits: thresholds.
+        step: number of training steps so far, for the message.
     """
-    if not (cosine < limits.parted_cosine and saturation > limits.saturated):
+    if not (cosine < PARTED_COSINE and saturation > SATURATED):
         return None
     when = "" if step is None else f" by step {step}"
     return Finding(
@@ -164,13 +138,13 @@ def frozen_partition(
         f"the scales were parted{when}: cosine {cosine:.2f}, {saturation:.0%} of them saturated, "
         "where they hardly move any more. The penalty decided this before the task could. Lower "
         "its weight or the rate of the scales (scale_lr_mult), raise tau, or delay it: "
-        "Diversity(start=0.25, ramp=0.25)",
+        "Diversity(weight=Ramp(…, start=0.25, length=0.25))",
         {"cosine": cosine, "saturation": saturation},
     )
 
 
 def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> Finding | None:
-    """Whether members have lost more than averaging gains.
+    """Find members that have lost more than averaging gains.
 
     Args:
         member_nll: mean NLL of the members, nats.
@@ -192,9 +166,9 @@ def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> F
 
 
 def flat_dial(tau: float, members: int) -> Finding | None:
-    """Whether τ lies where the map from τ to owners is flat (:func:`flat_range`).
+    """Find a τ where turning τ changes little (outside :func:`flat_range`).
 
-    The map is simulated at the first use of an M, which takes a second or two.
+    The first call for an M simulates the map from τ to owners, which takes a second or two.
     """
     slope = theory.owners_per_doubling(tau, members)
     if slope >= theory.FLAT * members / 2:
@@ -215,19 +189,16 @@ def flat_dial(tau: float, members: int) -> Finding | None:
     )
 
 
-def outweighed_task(
-    penalty: float, task: float, *, tau: float, weight: float, limits: Limits = _DEFAULT
-) -> Finding | None:
-    """Whether the penalty pulls at the scales much harder than the task does.
+def outweighed_task(penalty: float, task: float, *, tau: float, weight: float) -> Finding | None:
+    """Find a penalty that pulls at the scales much harder than the task does.
 
     Args:
         penalty: norm of the penalty's gradient with respect to the scale logits γ.
         task: norm of the task's gradient with respect to the same.
         tau: τ of the penalty.
         weight: λ or Λ.
-        limits: thresholds.
     """
-    if not penalty > limits.outweighs * task:
+    if not penalty > OUTWEIGHS * task:
         return None
     ratio = penalty / task if task > 0 else math.inf
     return Finding(
@@ -235,9 +206,91 @@ def outweighed_task(
         f"the penalty pulls at the scales {ratio:.3g} times as hard as the task (gradient norms "
         f"{penalty:.2g} and {task:.2g} at tau={tau:g}, weight={weight:g}): it shares out the "
         f"channels by chance. To weigh as much as the task, weight would be {weight / ratio:.1g}; "
-        "or raise tau, or delay the penalty with Diversity(start=…)",
+        "or raise tau, or delay the penalty with Diversity(weight=Ramp(…))",
         {"penalty": penalty, "task": task, "ratio": ratio},
     )
+
+
+# -- measurements --------------------------------------------------------------------------------
+
+
+def pull_norms(
+    ensemble: SigmaEnsemble, diversity: Diversity, task: Tensor | None = None
+) -> tuple[float, float]:
+    """Norms of the penalty's and of the task's gradient with respect to the regularised γ.
+
+    Args:
+        ensemble: the ensemble.
+        diversity: the penalty.
+        task: the task's loss (); its graph is kept. None: read the gradients that the scales hold
+            between backward and the optimizer's step, which are those of task and penalty together.
+
+    Raises:
+        InputError: if the scales are frozen, or hold no gradients.
+    """
+    norms = as_ensemble(ensemble).sigma_norms()
+    logits = [norms[name].scale_logit for name in diversity.chosen(ensemble)[1]]
+    if any(not logit.requires_grad for logit in logits):
+        raise InputError("the regularised scales are frozen: nothing pulls at them")
+    with torch.enable_grad():
+        own = torch.autograd.grad(diversity(ensemble), logits)
+    if task is not None:
+        others = torch.autograd.grad(task, logits, retain_graph=True, allow_unused=True)
+        return _norm(own), _norm(t for t in others if t is not None)
+    total = [logit.grad for logit in logits]
+    if any(g is None for g in total):
+        raise InputError(
+            "the scales hold no gradients; call this between backward and the optimizer's step"
+        )
+    return _norm(own), _norm(g - p for g, p in zip(total, own, strict=True) if g is not None)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    squares = [t.detach().double().square().sum() for t in tensors]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def nlls(member_log_probs: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Mean NLL of the members, and NLL of their average, in nats.
+
+    Args:
+        member_log_probs: log-probabilities or logits (M, B, C), nats.
+        labels: class indices (B,), int64.
+
+    Raises:
+        InputError, NonFiniteError: as :func:`sigmanens.diversity.jensen_gap`.
+    """
+    gain = measures.jensen_gap(member_log_probs, labels)
+    log_p = torch.log_softmax(member_log_probs.detach().double(), 2)
+    index = labels.to(log_p.device).view(1, -1, 1).expand(len(log_p), -1, 1)
+    averaged = -float(log_mean_exp(log_p.gather(2, index)).mean())
+    return averaged + gain, averaged
+
+
+def dropout_disagreement(ensemble: nn.Module, x: Any, seed: int = 0) -> float:
+    """Fraction of samples on which a member differs from itself under two masks of dropout.
+
+    Mean over members; 0 without dropout layers. Modes and random states are put back.
+
+    Args:
+        ensemble: maps inputs to member logits (M, B, C).
+        x: a tensor, a tuple of positional or a mapping of keyword inputs.
+        seed: of the masks.
+    """
+    layers = [m for m in ensemble.modules() if isinstance(m, _DropoutNd) and m.p > 0]
+    if not layers:
+        return 0.0
+    args, kwargs = call_arguments(x)
+    device = device_of(ensemble)
+    with evaluating(ensemble), own_random_state(device):
+        seed_device(device, seed)
+        for layer in layers:
+            layer.train()
+        first, second = (logits_of(ensemble(*args, **kwargs)).argmax(2) for _ in range(2))
+        return float((first != second).double().mean())
+
+
+# -- all of it -----------------------------------------------------------------------------------
 
 
 def diagnose(
@@ -250,20 +303,21 @@ def diagnose(
     dropout: float = 0.0,
     early: tuple[float, float] | None = None,
     pulls: tuple[float, float] | None = None,
-    limits: Limits = _DEFAULT,
 ) -> list[Finding]:
-    """What is wrong with an ensemble's diversity; what is not given is not looked at.
+    """Find what is wrong with an ensemble's diversity, from what you can give.
+
+        >>> for finding in sn.diversity.diagnose(ens, diversity=diversity):
+        ...     print(finding.kind, finding)
 
     Args:
         ensemble: the ensemble.
-        diversity: the penalty it is or was trained with.
+        diversity: the penalty of its training.
         member_log_probs: log-probabilities or logits on held-out data (M, B, C), nats.
         labels: class indices of them (B,), int64.
         single_nll: NLL of one network trained in the same way on the same data, nats.
-        dropout: :func:`sigmanens.diversity.probes.dropout_disagreement`.
+        dropout: what :func:`dropout_disagreement` returned.
         early: cosine and saturation of the scales in the first steps, or after the first epoch.
-        pulls: :func:`sigmanens.diversity.probes.pull_norms` in training.
-        limits: thresholds.
+        pulls: what :func:`pull_norms` returned in training.
 
     Returns:
         the findings; empty if nothing is wrong.
@@ -291,7 +345,6 @@ def diagnose(
                 float(prediction.entropy.mean()),
                 cosine=measures.cosine(ensemble, "auto" if diversity is None else diversity.layers),
                 dropout=dropout,
-                limits=limits,
             )
         )
     if single_nll is not None:
@@ -299,12 +352,11 @@ def diagnose(
         assert labels is not None
         found.append(weak_members(*nlls(member_log_probs, labels), single_nll))
     if early is not None:
-        found.append(frozen_partition(*early, limits=limits))
-    if diversity is not None and diversity.weight > 0:
-        if diversity.feedback is None:
-            diversity.set_tau(ensemble)
+        found.append(frozen_partition(*early))
+    if diversity is not None and diversity.active:
+        if not callable(diversity.tau):
             found.append(flat_dial(diversity.tau, ensemble.num_members))
         if pulls is not None:
-            tau, weight = diversity.tau, diversity.weight
-            found.append(outweighed_task(*pulls, tau=tau, weight=weight, limits=limits))
+            tau, weight = diversity.current()
+            found.append(outweighed_task(*pulls, tau=tau, weight=weight))
     return [f for f in found if f is not None]

@@ -1,4 +1,4 @@
-"""How different the members are: measured on their scales, or on their predictions."""
+"""Measures of how different the members are: on their scales, and on their predictions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from sigmanens.conversion.audit import LayerSelector
 from sigmanens.conversion.blocks import select
+from sigmanens.conversion.config import LayerSelector
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import DiversityError, InputError, NonFiniteError
@@ -27,7 +27,7 @@ __all__ = [
 
 Source = SigmaEnsemble | Iterable[SigmaNorm]
 
-SLICE_ELEMENTS = 2**22  # most float64 values of one slice of samples (32 MiB), whatever M and C
+SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)
 
 
 # -- measures on scales --------------------------------------------------------------------------
@@ -59,8 +59,8 @@ def _gates(source: Source, layers: LayerSelector) -> list[Tensor] | None:
 def cosine(source: Source, layers: LayerSelector = "all") -> float:
     """Mean over layers and member pairs of cos(σ(γ_a), σ(γ_b)), in [0, 1] (arXiv 2607.23860).
 
-    1 means that the members scale alike; independent γ ~ N(0, 1) gives about 0.85. NaN for M = 1.
-    Linear scales take the place of σ(γ); their cosine may be negative.
+    1 means that all members have the same scales. Independent γ ~ N(0, 1) give about 0.85. NaN for
+    M = 1. Linear scales are taken as they are, and their cosine may be negative.
 
     Args:
         source: an ensemble, or σNorm layers.
@@ -87,7 +87,7 @@ def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor
         layers: which layers of an ensemble, as in :class:`Diversity`; the regularised by default.
 
     Raises:
-        DiversityError: for linear scales, which have no ½ to be compared with.
+        DiversityError: for linear scales, for which owners are not defined.
     """
     gates = _gates(source, layers)
     if gates is None:
@@ -112,14 +112,14 @@ def owners(source: Source, layers: LayerSelector = "auto") -> float:
 
 
 def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0.02) -> float:
-    """Fraction of scales within ``margin`` of 0 or 1, where the sigmoid hardly lets them move.
+    """Fraction of scales within ``margin`` of 0 or 1. There the sigmoid has almost no gradient.
 
     NaN for linear scales.
 
     Args:
         source: an ensemble, or σNorm layers.
         layers: as for :func:`owners_per_channel`.
-        margin: distance from 0 or 1 below which a scale counts.
+        margin: a scale counts if it is closer than this to 0 or 1.
     """
     gates = _gates(source, layers)
     if gates is None:
@@ -131,9 +131,8 @@ def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0
 def symmetric(source: Source) -> bool:
     """Whether all members have equal scales (and, for an ensemble, equal shifts and heads).
 
-    Such an ensemble is one network M times over: task and penalty give every member the same
-    gradient, so that training keeps it so (a symmetric fixed point), unless dropout or
-    ``forward(split=True)`` parts the members. One member alone is not symmetric.
+    Task and penalty give equal members the same gradient. They stay equal in training, unless
+    dropout or ``forward(split=True)`` parts them. One member alone is not symmetric.
     """
     norms = _norms(source, "all")
     tensors: list[Tensor] = [m.logit for m in norms]
@@ -154,13 +153,13 @@ def symmetric(source: Source) -> bool:
 
 
 def disagreement(member_log_probs: Tensor) -> float:
-    """Fraction of samples on which two members differ in class, mean over pairs; 0 for M = 1.
+    """Fraction of samples that two members classify differently, mean over pairs; 0 for M = 1.
 
     Args:
         member_log_probs: log-probabilities or logits (M, B, C, …).
 
     Raises:
-        InputError: for a tensor that is not of this shape, or is empty.
+        InputError: for a tensor of another shape, or an empty one.
         NonFiniteError: for NaN.
     """
 
@@ -175,13 +174,13 @@ def disagreement(member_log_probs: Tensor) -> float:
 def pairwise_kl(member_log_probs: Tensor) -> float:
     """Mean over ordered pairs of members and samples of KL(p_a ‖ p_b), nats; 0 for M = 1.
 
-    Infinite where a member excludes a class (probability 0) that another does not.
+    Infinite if one member gives a class probability 0, and another does not.
 
     Args:
         member_log_probs: log-probabilities or logits (M, B, C, …), nats.
 
     Raises:
-        InputError: for a tensor that is not of this shape, or is empty.
+        InputError: for a tensor of another shape, or an empty one.
         NonFiniteError: for NaN.
     """
 
@@ -198,14 +197,15 @@ def pairwise_kl(member_log_probs: Tensor) -> float:
 def jensen_gap(member_log_probs: Tensor, labels: Tensor) -> float:
     """Mean NLL of the members minus NLL of their average, nats, ≥ 0 (arXiv 2607.23860).
 
-    What averaging gains. Infinite where only some members exclude the label; 0 where all do.
+    This is what averaging gains. A sample counts as infinite if some members give its label
+    probability 0, and as 0 if all do.
 
     Args:
         member_log_probs: log-probabilities or logits (M, B, C, …), nats.
         labels: class indices (B, …), int64.
 
     Raises:
-        InputError: for tensors that are not of these shapes, are empty, or labels out of range.
+        InputError: for tensors of other shapes, empty ones, or labels out of range.
         NonFiniteError: for NaN.
     """
     _check_members(member_log_probs)
@@ -246,7 +246,7 @@ def _described(x: object) -> str:
 
 
 def _mean(per_sample: Callable[..., Tensor], member_log_probs: Tensor, *aligned: Tensor) -> float:
-    """Mean over samples of a measure of float64 logits (M, b, C, …), slice by slice."""
+    """Mean over samples of a measure. It gets float64 logits (M, b, C, …), slice by slice."""
     _check_members(member_log_probs)
     size = max(1, SLICE_ELEMENTS * member_log_probs.shape[1] // member_log_probs.numel())
     parts = []

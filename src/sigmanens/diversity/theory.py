@@ -1,9 +1,9 @@
-r"""What the diversity penalty alone prefers, and what it reaches: the map from τ to owners.
+r"""The map from τ to owners: what the diversity penalty alone prefers, and what it reaches.
 
 An *owner* of a channel is a member with σ(γ) > ½. With k members at 1 and M - k at 0 the bounded
-penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M]; its minimiser over integers is what the penalty
-*prefers*. Every corner 1 ≤ k < M is locally stable, so what gradient descent *reaches* from
-γ ~ N(0, 1) depends on the start and is larger; it is simulated here and cached.
+penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M]. The k that minimises it is the *preferred* number.
+Every corner 1 ≤ k < M is locally stable, so the number that gradient descent *reaches* from
+γ ~ N(0, 1) depends on the start and is larger. It is simulated here and cached (arXiv 2607.23860).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ __all__ = [
     "is_number",
     "owners_per_doubling",
     "preferred_owners",
-    "preferred_share",
     "reached_cosine",
     "reached_owners",
     "tau_for_owners",
@@ -36,8 +35,8 @@ __all__ = [
 _PER_DECADE = 6
 _GRID = tuple(0.02 * 10 ** (i / _PER_DECADE) for i in range(3 * _PER_DECADE + 1))  # τ = 0.02 … 20
 _CHANNELS = 1024
-FLAT = 0.03  # of M/2 owners per doubling of τ: what counts as flat
-_TOLERANCE = 0.02  # in owners: about the standard error of the simulation
+FLAT = 0.03  # the map is flat where doubling τ adds less than this share of M/2 owners
+_TOLERANCE = 0.02  # owners: about the standard error of the simulation
 
 
 def is_number(value: object) -> bool:
@@ -45,14 +44,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_temperature(tau: float) -> None:
+def check_temperature(tau: float, where: str = "") -> None:
     """Raise DiversityError unless 0 < τ < ∞."""
     if not is_number(tau) or not 0 < tau < math.inf:
-        raise DiversityError(f"tau (τ) is {tau!r}; expected a finite number > 0")
+        raise DiversityError(f"tau (τ){where} is {tau!r}; expected a finite number > 0")
 
 
 def preferred_owners(tau: float, members: int) -> int:
-    """Owners per channel that minimise the penalty alone: 1 … M/2, never all members.
+    """Number of owners per channel that minimises the penalty alone: 1 … M/2, never all members.
 
     Args:
         tau: softmax temperature τ > 0.
@@ -74,22 +73,6 @@ def preferred_owners(tau: float, members: int) -> int:
     return max(range(1, members), key=value)
 
 
-def preferred_share(tau: float, members: int) -> float:
-    r"""Owners :math:`M [\tau - 1/(e^{1/\tau} - 1)]` that minimise the penalty if fractions count.
-
-    Rises from M τ at low τ to M/2; :func:`preferred_owners` is its counterpart in whole members.
-
-    Raises:
-        DiversityError: for τ ≤ 0 or M < 2.
-    """
-    check_temperature(tau)
-    check_members(members)
-    if tau > 100:  # where the two terms nearly cancel: their expansion in 1/τ
-        return members * (0.5 - 1 / (12 * tau))
-    x = 1 / tau
-    return members * (tau - math.exp(-x) / -math.expm1(-x))
-
-
 def descend(
     tau: Tensor,
     members: int,
@@ -101,10 +84,10 @@ def descend(
     steps: int = 2000,
     seed: int = 0,
 ) -> Tensor:
-    """Scales at which SGD on the penalty alone ends, started at γ ~ N(0, 1).
+    """Train scales by SGD on the penalty alone, from γ ~ N(0, 1).
 
     Args:
-        tau: temperatures (T,), simulated side by side from the same start.
+        tau: temperatures (T,); all have the same start.
         members: M.
         channels: N channels.
         weight: λ.
@@ -132,7 +115,7 @@ def descend(
 
 @lru_cache(maxsize=16)
 def _reached(members: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean owners and mean pairwise cosine on the grid of τ, by simulation."""
+    """Simulate the mean owners and the mean pairwise cosine on the grid of τ."""
     counts: list[float] = []
     cosines: list[float] = []
     # Whatever the default device is, and whether the first call comes under autocast.
@@ -159,11 +142,12 @@ def _interpolated(tau: float, values: tuple[float, ...]) -> float:
 
 
 def reached_owners(tau: float, members: int) -> float:
-    """Mean owners per channel where penalty-only descent from γ ~ N(0, 1) ends.
+    """Mean owners per channel after training on the penalty alone from γ ~ N(0, 1).
 
-    SGD with λ = 10⁻², γ rate 10, momentum 0.9, 2,000 steps, simulated once per M on a grid of τ
-    (a second or two) and interpolated in log τ; constant outside τ = 0.02 … 20. Where τ is high
-    the penalty hardly acts, and 2,000 steps end near the start.
+    The first call for an M simulates a grid of τ, which takes a second or two: SGD with λ = 10⁻²,
+    γ rate 10, momentum 0.9, 2,000 steps. Values between are interpolated in log τ; outside
+    τ = 0.02 … 20 they are constant. At a high τ the penalty hardly acts, and 2,000 steps end near
+    the start.
 
     Args:
         tau: softmax temperature τ > 0.
@@ -178,9 +162,9 @@ def reached_owners(tau: float, members: int) -> float:
 
 
 def reached_cosine(tau: float, members: int) -> float:
-    """Mean pairwise cosine of the scales where penalty-only descent ends.
+    """Mean pairwise cosine of the scales after training on the penalty alone.
 
-    Simulated as for :func:`reached_owners`, with its arguments and errors.
+    Simulation, arguments and errors are those of :func:`reached_owners`.
     """
     check_temperature(tau)
     check_members(members)
@@ -188,14 +172,16 @@ def reached_cosine(tau: float, members: int) -> float:
 
 
 def tau_for_owners(owners: float, members: int) -> float:
-    """The smallest τ at which penalty-only descent reaches a wanted number of owners.
+    """The smallest τ at which training on the penalty alone reaches a wanted number of owners.
+
+        >>> tau = tau_for_owners(1.5, members=4)            # about 0.3
 
     Args:
         owners: wanted mean number of owners per channel.
         members: M ≥ 2.
 
     Raises:
-        DiversityError: if no τ reaches it; the message gives the range.
+        DiversityError: if no τ reaches it. The message names the range.
     """
     check_members(members)
     counts = tuple(accumulate(_reached(int(members))[0], max))
@@ -214,7 +200,7 @@ def tau_for_owners(owners: float, members: int) -> float:
 
 
 def owners_per_doubling(tau: float, members: int) -> float:
-    """By how much the reached owners rise when τ doubles, around τ; 0 where the map ends.
+    """Rise of the reached owners when τ doubles, around τ; 0 where the map ends.
 
     Arguments and errors are those of :func:`reached_owners`.
     """
@@ -223,10 +209,10 @@ def owners_per_doubling(tau: float, members: int) -> float:
 
 
 def flat_range(members: int) -> tuple[float, float] | None:
-    """The τ between which the map from τ to owners is steep enough to steer by.
+    """Smallest and largest τ at which turning τ changes the owners.
 
-    Outside, doubling τ changes the reached owners by less than ``FLAT`` of M/2. None if there is
-    no such τ: with two members every τ ends with one owner of each channel.
+    Outside, doubling τ changes the reached owners by less than ``FLAT`` · M/2. None for two
+    members: they end with one owner of each channel at every τ.
 
     Raises:
         DiversityError: for M < 2.

@@ -18,18 +18,15 @@ class.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import InputError
-from sigmanens.passes.trees import map_tensors
-
-if TYPE_CHECKING:
-    from sigmanens.ensemble.ensemble import SigmaEnsemble
 
 __all__ = ["check_risk", "predict_adaptively", "settled"]
 
@@ -70,10 +67,8 @@ def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
 
 
 def predict_adaptively(
-    ensemble: SigmaEnsemble,
-    tree: dict[str, Any],
-    batched: dict[str, int],
-    size: int,
+    ask: Callable[[int, Inputs], Tensor],
+    inputs: Inputs,
     members: int,
     risk: float,
     temperature: float,
@@ -81,7 +76,13 @@ def predict_adaptively(
 ) -> Prediction:
     """Add members one at a time, each for the samples that are not settled yet.
 
-    Called by :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` in evaluation mode.
+    Args:
+        ask: the logits (B′, C) of a member for some samples, in evaluation mode.
+        inputs: B samples.
+        members: M.
+        risk: as for :func:`settled`.
+        temperature: T of ``softmax(log p̄ / T)``.
+        class_dim: dimension of the classes in one member's logits.
 
     Returns:
         a prediction with ``members_used`` (B,), in which each sample's figures are those of the
@@ -90,12 +91,12 @@ def predict_adaptively(
     Raises:
         InputError: for logits other than one row (B, C) per sample.
     """
+    size = inputs.size
     open_rows = torch.arange(size)
     used = torch.full((size,), members)
     logits: Tensor | None = None
     for m in range(members):
-        with ensemble._pass_of(m, m + 1):
-            new = ensemble._logits(_rows(tree, batched, open_rows))[0]
+        new = ask(m, inputs.select(open_rows))
         if new.dim() != 2 or class_dim not in (1, -1):
             raise InputError(
                 f"adaptive stopping is for one row of logits per sample; a member's logits are "
@@ -113,17 +114,6 @@ def predict_adaptively(
             break
     assert logits is not None
     return _joined(logits, used, temperature)
-
-
-def _rows(tree: dict[str, Any], batched: dict[str, int], rows: Tensor) -> dict[str, Any]:
-    """The inputs of some samples."""
-
-    def pick(x: Tensor, path: str) -> Tensor:
-        if path not in batched or len(rows) == x.shape[batched[path]]:
-            return x
-        return x.index_select(batched[path], rows.to(x.device))
-
-    return map_tensors(pick, tree)
 
 
 def _joined(logits: Tensor, used: Tensor, temperature: float) -> Prediction:

@@ -1,9 +1,10 @@
-"""Some members as if there were no others: what a compiled network is given, one graph for all.
+"""Passes of compiled networks: one graph for all members.
 
-A compiler takes numbers that a network reads from its modules for constants, and so compiles a
+A compiler takes the numbers that a network reads from its modules for constants. So it compiles a
 pass of members 0 … k-1 anew for members k … 2k-1. In the block of :func:`alone` layers hold views
-of the rows of the members in the pass, as an ensemble of that many members would: all passes then
-look the same. Gradients and statistics reach the tensors that are viewed.
+of the rows of the members in the pass, as an ensemble of that many members would: all passes look
+the same. Gradients and statistics reach the tensors that are viewed. The block changes the modules,
+so the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.conversion.heads import MemberHeads
-from sigmanens.norms.scales import MemberNorm, SigmaNorm, is_sharded
+from sigmanens.norms import MemberNorm, SigmaNorm
+from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["alone", "can_be_alone", "is_compiled", "uncompiled"]
@@ -29,8 +31,11 @@ _SHARED = ("weight", "bias", "ones")
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether ``compile()`` was called on a module or on one within it."""
-    return any(getattr(m, "_compiled_call_impl", None) is not None for m in module.modules())
+    """Whether a module or one within it is compiled."""
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or type(m).__name__ == "OptimizedModule"
+        for m in module.modules()
+    )
 
 
 def uncompiled() -> AbstractContextManager[Any]:
@@ -41,12 +46,12 @@ def uncompiled() -> AbstractContextManager[Any]:
     return stance("force_eager")
 
 
-def can_be_alone(network: nn.Module, axis: MemberAxis) -> bool:
+def can_be_alone(network: nn.Module, members: int) -> bool:
     """Whether it is known what all layers hold of each member, in tensors that can be viewed.
 
     Not so of layers of other authors that hold more, and of parameters divided over ranks.
     """
-    if axis.num_members == 1 or is_sharded(network):
+    if members == 1 or is_sharded(network):
         return False
     for module in network.modules():
         if isinstance(module, MemberNorm):
@@ -65,7 +70,7 @@ def alone(network: nn.Module, axis: MemberAxis, start: int, stop: int) -> Iterat
     """Let a network hold members ``start … stop-1`` only, for the time of the block.
 
     Args:
-        network: a converted network of which :func:`can_be_alone` is true.
+        network: a converted network for which :func:`can_be_alone` holds.
         axis: its member axis.
         start, stop: the members of a pass.
     """
@@ -82,7 +87,8 @@ def alone(network: nn.Module, axis: MemberAxis, start: int, stop: int) -> Iterat
                         if t is not None and _has_members(module, name, t)
                     }
                     undo.enter_context(_replaced(held, rows))
-        undo.enter_context(axis.alone(stop - start))
+        k = stop - start
+        undo.enter_context(axis.choosing(pin=True, start=0, stop=k, held=k, memory=None))
         yield
 
 

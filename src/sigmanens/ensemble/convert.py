@@ -1,8 +1,8 @@
-"""From a network to an ensemble: audit, then swap norms and heads.
+"""From a network to an ensemble: find its norms and heads, then swap them.
 
-``convert`` works on a copy; ``convert_`` in place. Both build the same thing from a *plan*: which
-norms, which heads, how initialised. A checkpoint stores its plan, so loading is building again
-and filling in the values.
+``convert`` works on a copy, ``convert_`` in place. Both resolve a :class:`ConversionConfig` to
+exact names and build that. Loading a checkpoint builds the same config and fills in the saved
+values.
 """
 
 from __future__ import annotations
@@ -10,28 +10,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from sigmanens.conversion.audit import (
-    LayerSelector,
-    audit,
-    check_selector,
-    find_norms,
-    matches,
-    norms_are_trained,
-)
+from sigmanens.conversion.audit import audit, find_norms, norms_are_trained
 from sigmanens.conversion.build import build
-from sigmanens.conversion.config import Plan, check_schedule
+from sigmanens.conversion.config import ConversionConfig, LayerSelector, matches
 from sigmanens.conversion.functional import FunctionalNorms
-from sigmanens.conversion.heads import HEADS, find_heads
+from sigmanens.conversion.heads import find_heads
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import logits_of
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import (
     AlreadyConvertedError,
     ConversionError,
@@ -39,77 +32,95 @@ from sigmanens.errors import (
     SigmaNensWarning,
     UnsupportedNormError,
 )
-from sigmanens.norms.inits import INITS
+from sigmanens.passes.modes import evaluating
 
 __all__ = ["convert", "convert_"]
+
+_TASKS = {
+    "single_label_classification": "multiclass",
+    "multi_label_classification": "multilabel",
+    "regression": "regression",
+}
+"""By ``problem_type`` of a configuration of transformers."""
 
 
 def convert(
     model: nn.Module,
-    members: int,
+    members: int | ConversionConfig,
     *,
     head: str = "auto",
     head_name: str | Sequence[str] | None = None,
-    layers: LayerSelector = None,
+    layers: LayerSelector = "all",
     init: str = "auto",
     scale: str = "sigmoid",
     shift: bool | None = None,
     train: str = "all",
     batch_dims: Mapping[str | int, int | None] | None = None,
     schedule: str | int = "auto",
+    task: str | None = None,
     example: Any = None,
     generator: torch.Generator | None = None,
 ) -> SigmaEnsemble:
     """Convert a copy of a network into an ensemble of M members (arXiv 2607.23860).
 
-    The base stays bit-identical. Mode, device, dtype, ``requires_grad`` and memory format of
-    everything shared are kept; ``print(ensemble.report)`` says what became of each norm.
+    The base stays bit-identical. All that members share keeps its mode, device, dtype,
+    ``requires_grad`` and memory format. ``print(ensemble.report)`` says what became of each norm.
+
+        >>> ens = sn.convert(model, members=4)
+        >>> ens = sn.convert(model, ConversionConfig(members=4, head="fresh"))    # the same options
 
     Args:
         model: any classifier with normalisation layers.
-        members: M ≥ 1.
+        members: M ≥ 1, or a :class:`~sigmanens.ConversionConfig` that holds all options but
+            ``example`` and ``generator``.
         head: "fresh", "copy", "shared", or "auto": copy under "preserve", fresh otherwise.
         head_name: dotted name (or names) of the head, where it is not found by itself.
-        layers: which norms to convert: regex (``re.search`` on the dotted name), list of names or
-            callable ``(name, module) -> bool``; all by default. A kept BatchNorm keeps its shared
-            affine and gets statistics per member.
+        layers: which norms to convert: "all", a regex (``re.search`` on the dotted name), a list of
+            names or a callable ``(name, module) -> bool``. A kept BatchNorm keeps its shared affine
+            and gets statistics per member.
         init: "normal", "preserve", "paper" (see :mod:`sigmanens.norms.inits`) or "auto": preserve
             when the selected norms have been trained, else normal.
         scale: "sigmoid", or "linear" for the FiLM-Ensemble control.
         shift: one trained shift per member; the default depends on ``init``.
         train: "all", or "members": only scales, shifts and members' heads require a gradient. The
-            base stays bit-identical; so does a head="shared", which is part of it.
+            base stays bit-identical, and so does a head="shared", which is part of it.
         batch_dims: batch dimension by input name or position (None: not batched), where dimension
             0 is wrong or ambiguous.
         schedule: "auto", "folded", "sequential", or members per pass.
-        example: input (tensor, tuple of positional or mapping of keyword inputs) on which folding
-            and, under "preserve" with copied heads, equality with the base are checked now, and
-            norms that the base calls as functions are found and reported.
+        task: "multiclass" (softmax over classes) or "multilabel" (a sigmoid for each label): how
+            ``predict`` reads the logits. None: what ``problem_type`` of a transformers base or the
+            loss in training says, else multiclass.
+        example: an input (tensor, tuple of positional or mapping of keyword inputs) for checks that
+            are done now: whether folding is right, whether copied heads under "preserve" give the
+            base's logits, and whether the base calls norms as functions.
         generator: source of the random scales and fresh heads.
 
     Raises:
         NoNormError, UnsupportedNormError, AlreadyConvertedError, HeadNotFoundError,
-        ConversionError: as named. InputError: for an argument out of its range.
+        ConversionError: as named. InputError: for an argument out of its range, or options beside
+        a config.
     """
-    return _convert(
-        model, members, False, head, head_name, layers, init, scale, shift, train, batch_dims,
-        schedule, example, generator,
+    config = _config(
+        members, head=head, head_name=head_name, layers=layers, init=init, scale=scale, shift=shift,
+        train=train, batch_dims=batch_dims, schedule=schedule, task=task,
     )  # fmt: skip
+    return _convert(model, config, example, generator, in_place=False)
 
 
 def convert_(
     model: nn.Module,
-    members: int,
+    members: int | ConversionConfig,
     *,
     head: str = "auto",
     head_name: str | Sequence[str] | None = None,
-    layers: LayerSelector = None,
+    layers: LayerSelector = "all",
     init: str = "auto",
     scale: str = "sigmoid",
     shift: bool | None = None,
     train: str = "all",
     batch_dims: Mapping[str | int, int | None] | None = None,
     schedule: str | int = "auto",
+    task: str | None = None,
     example: Any = None,
     generator: torch.Generator | None = None,
 ) -> SigmaEnsemble:
@@ -121,70 +132,70 @@ def convert_(
         ConversionError: besides the errors of ``convert``, if the network is itself a norm, which
             cannot replace itself.
     """
-    return _convert(
-        model, members, True, head, head_name, layers, init, scale, shift, train, batch_dims,
-        schedule, example, generator,
+    config = _config(
+        members, head=head, head_name=head_name, layers=layers, init=init, scale=scale, shift=shift,
+        train=train, batch_dims=batch_dims, schedule=schedule, task=task,
     )  # fmt: skip
+    return _convert(model, config, example, generator, in_place=True)
+
+
+def _config(members: int | ConversionConfig, **options: Any) -> ConversionConfig:
+    """The config that was given, or one of the options; InputError for both."""
+    if not isinstance(members, ConversionConfig):
+        return ConversionConfig(members, **options)
+    defaults = {f.name: f.default for f in fields(ConversionConfig)}
+    given = [f"{k}={v!r}" for k, v in options.items() if v is not None and v != defaults[k]]
+    if given:
+        raise InputError(
+            f"convert got a ConversionConfig and beside it {', '.join(given)}; expected one of "
+            f"them. Change the config: dataclasses.replace(config, {', '.join(given)})"
+        )
+    return members
 
 
 def _convert(
     model: nn.Module,
-    members: int,
-    in_place: bool,
-    head: str,
-    head_name: str | Sequence[str] | None,
-    layers: LayerSelector,
-    init: str,
-    scale: str,
-    shift: bool | None,
-    train: str,
-    batch_dims: Mapping[str | int, int | None] | None,
-    schedule: str | int,
+    config: ConversionConfig,
     example: Any,
     generator: torch.Generator | None,
+    *,
+    in_place: bool,
 ) -> SigmaEnsemble:
-    _check_arguments(model, members, head, init, scale, shift, train)
-    check_schedule(schedule, members)
-    resolve_batch_dims(model, batch_dims)
-    check_selector(layers)
+    _check_model(model)
+    resolve_batch_dims(model, config.batch_dims)
     norms = find_norms(model)
     if in_place and norms[0][0] == "":
         raise ConversionError(
             f"a root {type(model).__name__} cannot be replaced in place; use convert(), or "
             "convert_() on the module that holds it"
         )
-    reason = "as asked"
+    init, head, reason = config.init, config.head, "as asked"
     if init == "auto":
-        trained, why = norms_are_trained([m for n, m in norms if matches(layers, n, m)])
+        selected = [m for n, m in norms if matches(config.layers, n, m)]
+        trained, why = norms_are_trained(selected)
         init, reason = ("preserve" if trained else "normal"), f"auto: {why}"
     if head == "auto":
         head = "copy" if init == "preserve" else "fresh"
-    names = [] if head == "shared" else find_heads(model, head_name, head)
+    heads = [] if head == "shared" else find_heads(model, config.head_name, head)
     functional, output = _functional_norms(model, dict(norms), example)
-    audited = audit(model, layers, names, head != "shared", functional.bypassed)
-    plan = Plan(
-        members=members,
-        norms=tuple(e.name for e in audited[0] if e.action == "converted"),
-        heads=tuple(names),
-        head=head,
-        init=init,
-        scale=scale,
-        shift=shift,
-        train=train,
-        schedule=schedule,
-        batch_dims={str(k): v for k, v in batch_dims.items()} if batch_dims else None,
+    audited = audit(model, config.layers, heads, head != "shared", functional.bypassed)
+    converted = [e.name for e in audited[0] if e.action == "converted"]
+    task = config.task or _TASKS.get(
+        str(getattr(getattr(model, "config", None), "problem_type", ""))
     )
+    plan = replace(config, init=init, head=head, head_name=heads, layers=converted, task=task)
     expected = None
     if example is not None and init == "preserve" and head != "fresh":
         expected = logits_of(output)
     with _restored_on_error(model):
-        converted = build(model, plan, in_place=in_place, generator=generator, audited=audited)
-        ensemble = SigmaEnsemble(converted)
+        ensemble = SigmaEnsemble(
+            build(model, plan, in_place=in_place, generator=generator, audited=audited)
+        )
         ensemble.report.init_reason = reason
         if init == "paper" and head == "copy":
             ensemble.report.notes.append(
-                "init='paper' with copied heads: all members are equal and stay so in training "
-                "(a symmetric fixed point). Use head='fresh' or init='preserve'"
+                "init='paper' with copied heads: all members are equal, and training keeps them "
+                "so. Use head='fresh' or init='preserve'"
             )
         ensemble.report.notes += [str(f) for f in functional.found]
         if example is not None:
@@ -224,15 +235,7 @@ def _restored_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def _check_arguments(
-    model: nn.Module,
-    members: int,
-    head: str,
-    init: str,
-    scale: str,
-    shift: bool | None,
-    train: str,
-) -> None:
+def _check_model(model: nn.Module) -> None:
     if isinstance(model, SigmaEnsemble):
         raise AlreadyConvertedError(
             f"this is a SigmaEnsemble of {model.num_members} members already; it was left "
@@ -240,18 +243,6 @@ def _check_arguments(
         )
     if not isinstance(model, nn.Module):
         raise InputError(f"convert got a {type(model).__name__}; expected an nn.Module")
-    if isinstance(members, bool) or not isinstance(members, int) or members < 1:
-        raise InputError(f"members is {members!r}; expected an integer ≥ 1")
-    if shift not in (None, True, False):
-        raise InputError(f"shift is {shift!r}; expected True, False or None")
-    for key, value, allowed in (
-        ("head", head, ("auto", *HEADS)),
-        ("init", init, ("auto", *INITS)),
-        ("scale", scale, ("sigmoid", "linear")),
-        ("train", train, ("all", "members")),
-    ):
-        if value not in allowed:
-            raise InputError(f"{key} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [n for n, t in tensors if is_lazy(t)]
     if lazy:

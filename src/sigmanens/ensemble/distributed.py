@@ -23,13 +23,11 @@ from torch import Tensor
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.norms.batchnorm import RunningStatistics
-from sigmanens.norms.fused import MemberSyncBatchNorm, SigmaSyncBatchNorm
 from sigmanens.norms.scales import is_sharded
 
 __all__ = ["average_gradients", "average_statistics", "own_members"]
 
 BUCKET_BYTES = 25 * 2**20
-_SYNCHRONISED = (SigmaSyncBatchNorm, MemberSyncBatchNorm)
 
 
 def average_gradients(
@@ -114,7 +112,7 @@ def own_members(
             "parameters are divided over ranks (FSDP), which must run the same members then: their "
             "gradients have one sum. Divide the batch only, with member_ranks=1, or do not shard"
         )
-    mixing = [n for n, m in ensemble.network.named_modules() if isinstance(m, _SYNCHRONISED)]
+    mixing = [n for n, m in ensemble.network.named_modules() if getattr(m, "synchronised", False)]
     if mixing and ranks > 1:
         raise InputError(
             f"layer '{mixing[0]}' was a SyncBatchNorm, whose statistics would mix those of ranks "
@@ -122,7 +120,7 @@ def own_members(
         )
     size = members // ranks
     first = dist.get_rank(group) % ranks * size
-    with ensemble.axis.only(first, first + size):
+    with ensemble.axis.choosing(start=first, stop=first + size):
         yield range(first, first + size)
 
 

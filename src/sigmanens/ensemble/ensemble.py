@@ -7,10 +7,10 @@ shared weights: the same numbers with the memory of one) or in groups of k.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,26 +19,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.config import check_task
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    call_arguments,
-    find_batched,
-    input_tree,
-)
-from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.ensemble.runner import MemberPasses
-from sigmanens.ensemble.trial import (
-    check_preserved,
-    evaluating,
-)
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.ensemble.features import member_features
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
+from sigmanens.ensemble.prediction import Prediction, check_predictable, logits_of
+from sigmanens.ensemble.preserved import check_preserved
+from sigmanens.ensemble.runner import Runner, share
+from sigmanens.ensemble.trial import twin_of
+from sigmanens.errors import InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
-from sigmanens.passes.trees import narrow
+from sigmanens.passes.modes import evaluating, training
 from sigmanens.saving.checkpoint import Saved, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
+from sigmanens.saving.source import Source
+from sigmanens.saving.structure import check_values
 
 __all__ = ["SigmaEnsemble", "as_ensemble", "load"]
 
@@ -56,23 +53,118 @@ class Objective(Protocol):
         """The diversity penalty: (), or None."""
         ...
 
+    def state_task(self, ensemble: Any) -> None:
+        """Tell the ensemble the task that the loss is made for."""
+        ...
 
-class SigmaEnsemble(MemberPasses):
+
+class SigmaEnsemble(nn.Module):
     """M members that share a backbone; made by :func:`sigmanens.convert`.
 
+    Calls from several threads do not see each other: an answer is the one that the call gets
+    alone, whatever members, chunks or schedule the others ask for. Predictions of a compiled
+    ensemble wait for each other.
+
     Attributes:
-        network: the converted network.
-        axis: which members are in the current pass.
+        network: the converted network. Its layers refuse a call from outside; see :meth:`forward`.
+        axis: the member axis that all its layers share.
         plan: how it was built; what a checkpoint stores.
         report: audit of the conversion.
         temperature: () float32, T applied to the averaged distribution by :meth:`predict`.
     """
 
+    temperature: Tensor
+
     def __init__(self, converted: Converted) -> None:
-        super().__init__(converted)
+        super().__init__()
+        network, plan = converted.network, converted.plan
+        self.network = network
+        self.axis = converted.axis
+        self.plan = plan
+        self.report = converted.report
+        self.patches = converted.patches
+        self.base_fingerprint = converted.base_fingerprint
+        self.structure = converted.structure
+        self.training = network.training
+        place = next(chain(network.parameters(), network.buffers()), None)
+        device = None if place is None else place.device
+        self.register_buffer("temperature", torch.ones((), device=device))
+        self._runner = Runner(self.axis, self.report, plan.schedule)
+        self._dims = resolve_batch_dims(network, plan.batch_dims)
+        self._hinted = False
         self._frozen = False
 
+    # -- passes ----------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, split: bool = False, **kwargs: Any) -> Any:
+        """Results of all members.
+
+        Args:
+            args, kwargs: inputs of the base network. Every tensor with the batch in dimension 0
+                (or where ``batch_dims`` says) is given to each member; other inputs are shared.
+            split: the batch holds M·b rows and member m sees rows m·b … (m+1)·b - 1 only.
+
+        Returns:
+            what the base returns (tensor, tuple, mapping, dataclass, ModelOutput), each tensor
+            (M, B, …), or (M, b, …) under ``split``.
+
+        Raises:
+            InputError: if no input has a batch dimension, the batch does not divide under
+                ``split``, the network moves its batch dimension under schedule="folded", or it
+                returns an object of an unknown class.
+        """
+        inputs = self._inputs(args, kwargs)
+        if split:
+            chosen = self.axis.chosen
+            share(inputs.size, chosen.stop - chosen.start)
+        if not torch.compiler.is_compiling():
+            with training(self):
+                return self._runner.run(self.network, inputs, split=split)
+        return self._runner.run(self.network, inputs, split=split)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+        """Inputs of a call, with a hint where their batch dimension is a guess."""
+        inputs = Inputs.of(args, kwargs, self._dims)
+        if inputs.guessed and not self._hinted and not torch.compiler.is_compiling():
+            self._hinted = True
+            first = inputs.guessed[0]
+            warn(
+                f"the batch dimension of input {', '.join(map(repr, inputs.guessed))} was guessed "
+                f"for a batch of {inputs.size} (dimension 0 where it has that size, else shared by "
+                f"all members). Say it with batch_dims={{{first!r}: 0}}, or None for an input "
+                "without a batch"
+            )
+        return inputs
+
+    @contextmanager
+    def fixed(self) -> Iterator[SigmaEnsemble]:
+        """Compute scales and shifts once for all predictions in the block.
+
+        In evaluation mode without gradients, layers then remember the scale and shift of each
+        member, into which a batch norm's statistics are folded. Parameters and statistics must not
+        change within the block, which holds for the thread that opens it::
+
+            with ens.fixed():
+                predictions = [ens.predict(x) for x in loader]
+        """
+        with self.axis.remembering():
+            yield self
+
     # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def num_members(self) -> int:
+        """M."""
+        return self.axis.num_members
+
+    @property
+    def schedule(self) -> str | int:
+        """How members share passes: "auto", "folded", "sequential", or members per pass."""
+        return self._runner.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: str | int) -> None:
+        self._runner.schedule = schedule
 
     @property
     def frozen_statistics(self) -> bool:
@@ -88,6 +180,23 @@ class SigmaEnsemble(MemberPasses):
                 return found
         return None
 
+    @property
+    def task(self) -> str | None:
+        """What :meth:`predict` takes the outputs for; None is read as "multiclass".
+
+        "multiclass": logits of classes of which one is right (softmax). "multilabel": logits of
+        labels that are present or not (a sigmoid for each). "regression": no logits; ``predict``
+        refuses. Stated in :func:`sigmanens.convert` or here, or learnt from the loss in training;
+        saved in checkpoints and exports.
+        """
+        return self.plan.task
+
+    @task.setter
+    def task(self, task: str | None) -> None:
+        check_task(task)
+        self.plan = replace(self.plan, task=task)
+        self.report.task = task
+
     def sigma_norms(self) -> dict[str, SigmaNorm]:
         """The converted norms by dotted name within the network; tied ones once."""
         return {n: m for n, m in self.network.named_modules() if isinstance(m, SigmaNorm)}
@@ -100,21 +209,31 @@ class SigmaEnsemble(MemberPasses):
         """Stop or resume the update of batch statistics, whatever ``.train()`` is called later."""
         self._frozen = frozen
         for module in self.network.modules():
-            if isinstance(module, RunningStatistics):
-                if module.track_running_stats:
-                    module.freeze_statistics(frozen)
-            elif _keeps_statistics(module):
-                module.train(self.training and not frozen)
-        return self
+            if isinstance(module, RunningStatistics) and module.running_mean is not None:
+                module.freeze_statistics(frozen)
+        return self.train(self.training) if self._plain_with_statistics() else self
 
     def train(self, mode: bool = True) -> SigmaEnsemble:
-        """Set the mode of all submodules; frozen norms stay in evaluation mode."""
+        """Set the mode of all submodules as the base's own ``train`` does.
+
+        Plain norms with frozen statistics stay in evaluation mode; converted ones know by
+        themselves that theirs are frozen.
+        """
         super().train(mode)
-        if self._frozen:  # plain norms, in heads or kept; σNorms know it by themselves
-            for module in self.network.modules():
-                if _keeps_statistics(module):
-                    module.eval()
+        if self._frozen:
+            for module in self._plain_with_statistics():
+                module.eval()
         return self
+
+    def _plain_with_statistics(self) -> list[nn.Module]:
+        """Norms in heads, or kept, that are no members' and keep running statistics."""
+        return [
+            m
+            for m in self.network.modules()
+            if isinstance(m, _NormBase)
+            and not isinstance(m, RunningStatistics)
+            and m.track_running_stats
+        ]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         kept = self.temperature
@@ -133,16 +252,20 @@ class SigmaEnsemble(MemberPasses):
             ConversionError: if a member does not reproduce them to 1e-3 of the largest logit, and
                 rounding is not the cause; where it is, a warning and the report say so.
         """
-        args, kwargs = call_arguments(example)
-        self._checked = False
+        inputs = self._inputs(*call_arguments(example, self.network))
+        for mode in (False, True):
+            with twin_of(self.network) as twin:
+                twin.train(mode)
+                if self._runner.schedule != "sequential" and not inputs.whole:
+                    self._runner.settle(twin, inputs)
         with evaluating(self):
-            ours = logits_of(self(*args, **kwargs))
+            ours = logits_of(self._runner.run(self.network, inputs.copied()))
         if expected is None:
             return
-        note = check_preserved(ours, expected, self, args, kwargs)
+        note = check_preserved(ours, expected, self, inputs)
         if note:
             self.report.notes.append(note)
-            warnings.warn(note, SigmaNensWarning, stacklevel=4)
+            warn(note)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -165,15 +288,14 @@ class SigmaEnsemble(MemberPasses):
 
         Args:
             x: inputs, as for :meth:`predict`.
-            y: labels (B,) or soft labels (B, C).
+            y: labels (B,), soft labels or labels of 0 and 1 (B, C).
             loss_fn: an :class:`~sigmanens.EnsembleLoss`.
             kwargs: further keyword inputs of the network.
             scale: factor on the loss before each backward call (1 / accumulation steps).
             backward: what to call with a loss: ``accelerator.backward``,
                 ``lambda l: scaler.scale(l).backward()``, Lightning's ``manual_backward``.
             split: x and y hold M·b rows, of which member m sees rows m·b … (m+1)·b - 1 only, as
-                ``loss_fn(self(x, split=True), y, self, split=True)`` does (labels that are ignored
-                count in the mean of their member here).
+                ``loss_fn(self(x, split=True), y, self, split=True)`` does.
 
         Returns:
             the total loss, unscaled and detached: ().
@@ -182,24 +304,29 @@ class SigmaEnsemble(MemberPasses):
             InputError: under ``split``, if the members do not divide the rows. What the forward
                 pass and the loss raise.
         """
-        args, named = call_arguments(x)
-        named = named | dict(kwargs or {})
-        total: Tensor | None = None
-        k = self.axis.active
-        shares = self._shares(args, named, y) if split else None
-        prefix = nullcontext() if split else self._shared_prefix(args, named)
-        with prefix as leaves:
-            for i, m in enumerate(range(self.axis.start, self.axis.stop)):
-                if shares is not None:
-                    args, named, y = shares[i]
-                with self._pass_of(m, m + 1):
-                    task = loss_fn.task(logits_of(self(*args, **named)), y) / k
-                    backward(task * scale)  # here, for activation checkpointing runs forward again
+        loss_fn.state_task(self)
+        args, named = call_arguments(x, self.network)
+        inputs = self._inputs(args, named | dict(kwargs or {}))
+        chosen = self.axis.chosen
+        k, total = chosen.stop - chosen.start, None
+        size = _own_rows(inputs, y, k) if split else 0
+        with training(self):
+            leaves = None if split else self._runner.leaves(self.network, inputs)
+            for i, m in enumerate(range(chosen.start, chosen.stop)):
+                part, labels = inputs, y
+                if split:
+                    part, labels = inputs.narrow(i * size, size), y.narrow(0, i * size, size)
+                recorded = None if leaves is None else leaves.results
+                with self._runner.choosing(self, m, m + 1, recorded):
+                    result = self._runner.own(self.network, part).call(self)
+                    task = loss_fn.task(logits_of(result), labels) / k
+                    backward(task * scale)
                 total = task.detach() if total is None else total + task.detach()
             if leaves is not None:
                 leaves.backward()
         assert total is not None
         loss_fn.task_loss = total
+        loss_fn.state_task(self)  # again, for the labels may have said it
         penalty = loss_fn.penalty(self)
         if penalty is None:
             return total
@@ -225,7 +352,8 @@ class SigmaEnsemble(MemberPasses):
             x: a tensor, a tuple of positional or a mapping of keyword inputs, batch B.
             members: use the first k members only.
             chunk: at most this many rows (members × samples) in one pass: bounds memory.
-            temperature: T of ``softmax(log p̄ / T)``; the stored one by default.
+            temperature: T of ``softmax(log p̄ / T)``, or of ``sigmoid(logit(p̄) / T)`` in a
+                multilabel task; the stored one by default.
             class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
             adaptive: ask members one at a time, and none for a sample that is settled: True where
                 the label of all members is certain, a number in (0, 1) where it is but for that
@@ -235,85 +363,126 @@ class SigmaEnsemble(MemberPasses):
             probabilities and their uncertainty, decomposed (:class:`~sigmanens.Prediction`).
 
         Raises:
-            InputError: for members or chunk out of range. NonFiniteError: for NaN logits.
+            InputError: for members or chunk out of range, a :attr:`task` of regression, or
+                ``adaptive`` in a multilabel task. NonFiniteError: for NaN logits.
         """
+        check_predictable(self.task, adaptive is not False)
         k = self.num_members if members is None else members
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_members:
             raise InputError(f"members is {members!r}; expected 1 to {self.num_members}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise InputError(f"chunk is {chunk!r}; expected a number of rows ≥ 1, or None")
         t = float(self.temperature) if temperature is None else temperature
-        args, kwargs = call_arguments(x)
-        tree = input_tree(args, kwargs)
-        dims = self._dims
-        size = batch_size(args, kwargs, dims)
-        if size == 0:
+        inputs = self._inputs(*call_arguments(x, self.network))
+        if inputs.size == 0 and not inputs.whole:
             raise InputError("predict got an empty batch (0 samples)")
         risk = None if adaptive is False else check_risk(adaptive)
-        with evaluating(self), self.axis.only(0, k), self.axis.remembering():
+        with evaluating(self), self.axis.remembering(), self._runner.choosing(self, 0, k):
             if risk is not None:
-                return self._predict_adaptively(tree, size, chunk, risk, t, class_dim)
-            if chunk is None or chunk >= k * size:
-                return Prediction.from_logits(self._logits(tree), t, class_dim)
-            batched, _ = find_batched(tree, size, dims)
-            rows = min(size, chunk)
-            group = max(1, chunk // rows)
+                return self._predict_adaptively(inputs, k, chunk, risk, t, class_dim)
+            if chunk is None or chunk >= k * inputs.size:
+                return Prediction.from_logits(self._logits(inputs), t, class_dim, self.task)
+            rows = self._rows_per_pass(inputs, chunk)
+            group = max(1, chunk // max(rows, 1))
             parts = []
-            for first in range(0, size, rows):
-                part = narrow(tree, batched, first, min(rows, size - first))
+            for first in range(0, max(inputs.size, 1), max(rows, 1)):
+                part = inputs
+                if rows < inputs.size:
+                    part = inputs.narrow(first, min(rows, inputs.size - first))
                 blocks = []
                 for m in range(0, k, group):
-                    with self._pass_of(m, min(m + group, k)):
+                    with self._runner.choosing(self, m, min(m + group, k)):
                         blocks.append(self._logits(part))
-                parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim))
+                logits = torch.cat(blocks)
+                parts.append(Prediction.from_logits(logits, t, class_dim, self.task))
             return Prediction.cat(parts)
+
+    def _rows_per_pass(self, inputs: Inputs, chunk: int | None) -> int:
+        """Samples in a part of at most ``chunk``; all where they cannot be run in parts."""
+        if chunk is None or inputs.whole:
+            return inputs.size
+        self._runner.settle(self.network, inputs)
+        return min(inputs.size, chunk) if self._runner.divisible else inputs.size
 
     def _predict_adaptively(
         self,
-        tree: dict[str, Any],
-        size: int,
+        inputs: Inputs,
+        members: int,
         chunk: int | None,
         risk: float,
         temperature: float,
         class_dim: int,
     ) -> Prediction:
         """Members one at a time, at most ``chunk`` samples at once."""
-        k, dims = self.axis.active, self._dims
-        batched, _ = find_batched(tree, size, dims)
-        step = size if chunk is None else min(size, chunk)
-        parts = []
-        for first in range(0, size, step):
-            rows = min(step, size - first)
-            part = tree if rows == size else narrow(tree, batched, first, rows)
-            parts.append(
-                predict_adaptively(self, part, batched, rows, k, risk, temperature, class_dim)
+        step = self._rows_per_pass(inputs, inputs.size if chunk is None else chunk)
+        if not self._runner.divisible or inputs.whole:
+            raise InputError(
+                "adaptive stopping asks members for some of the samples, which this network cannot "
+                "run in parts; use adaptive=False"
             )
+
+        def ask(member: int, part: Inputs) -> Tensor:
+            with self._runner.choosing(self, member, member + 1):
+                return self._logits(part)[0]
+
+        parts = []
+        for first in range(0, inputs.size, step):
+            part = inputs.narrow(first, min(step, inputs.size - first))
+            parts.append(predict_adaptively(ask, part, members, risk, temperature, class_dim))
         return Prediction.cat(parts)
+
+    def _logits(self, inputs: Inputs) -> Tensor:
+        return logits_of(self._runner.own(self.network, inputs).call(self))
+
+    def features(self, x: Any, *, head_name: str | None = None) -> Tensor:
+        """What each member's head is given, in evaluation mode: (M, B, D).
+
+        See :func:`sigmanens.ensemble.features.member_features`.
+        """
+        return member_features(self, x, head_name=head_name)
 
     # -- leaving ---------------------------------------------------------------------------------
 
-    def save_pretrained(self, directory: str | Path, shared: str = "auto") -> Path:
+    def save_pretrained(
+        self, directory: str | Path, shared: str = "auto", factory: str | Source | None = None
+    ) -> Path:
         """Save what the members add to the base.
+
+        A checkpoint that holds all shared tensors can be loaded without the base if it was made by
+        timm, transformers or torchvision, or a factory is named.
 
         Args:
             directory: folder to write into; made if missing. An older checkpoint there is replaced.
             shared: "auto" also saves shared tensors that training has changed since conversion,
                 "never" raises if there are any, "always" saves all.
+            factory: ``"package.module:function"`` that makes a network like the base, or a
+                :class:`sigmanens.saving.source.Source` with keyword arguments; under "always".
 
         Returns:
             the path of the weights file; its size is what the members cost on disk.
 
         Raises:
-            CheckpointError: if shared tensors changed under "never", writing fails, or parameters
-                are divided over ranks. InputError: for an unknown ``shared``.
+            CheckpointError: if the network was rebuilt since conversion (layers added, removed,
+                replaced, resized or parametrised), shared tensors changed under "never", the
+                factory makes another network, writing fails, or parameters are divided over ranks.
+                InputError: for an unknown ``shared``, or a factory without "always".
         """
+        check_values(self)
         saved = Saved(
             replace(self.plan, schedule=self.schedule),
             self.base_fingerprint,
             float(self.temperature),
             self.frozen_statistics,
         )
-        return save(self.network, saved, directory, shared)
+        return save(
+            self.network,
+            saved,
+            directory,
+            shared,
+            structure=self.structure,
+            patches=self.patches,
+            factory=factory,
+        )
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Put a saved state into this ensemble, which was converted alike.
@@ -336,6 +505,7 @@ class SigmaEnsemble(MemberPasses):
 
     def _restore(self, saved: Saved) -> None:
         self.temperature.fill_(saved.temperature)
+        self.task = saved.plan.task
         if saved.frozen_statistics != self.frozen_statistics:
             self.freeze_statistics(saved.frozen_statistics)
 
@@ -360,17 +530,21 @@ class SigmaEnsemble(MemberPasses):
         return collapse(self.network, self.patches, self.num_members)
 
 
-def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
-    """Build the saved ensemble on a copy of its base network.
+def load(directory: str | Path, base: nn.Module | None = None) -> SigmaEnsemble:
+    """Build the saved ensemble on a copy of its base network, or on a new one.
 
     Args:
         directory: folder written by :meth:`SigmaEnsemble.save_pretrained`, on any device.
         base: the unconverted network with the weights it had at conversion; the ensemble lands on
-            its device and in its mode.
+            its device and in its mode. None, for a checkpoint that holds all tensors and says how
+            the network is made: the ensemble lands on the CPU and in evaluation mode. Nothing is
+            downloaded. A factory is imported by its name, so load files of people you trust.
 
     Raises:
         CheckpointError: if files are missing, truncated or altered, the version is unknown, or the
-            base is not the one the checkpoint was made on.
+            base is not the one the checkpoint was made on; without a base, if the checkpoint does
+            not hold or cannot make it.
+        MissingPackageError: if the library that makes the network is not there.
     """
     converted, saved = load_checkpoint(directory, base)
     ensemble = SigmaEnsemble(converted)
@@ -378,9 +552,14 @@ def load(directory: str | Path, base: nn.Module) -> SigmaEnsemble:
     return ensemble
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Whether a plain norm of torch's keeps running statistics."""
-    return isinstance(module, _NormBase) and bool(module.track_running_stats)
+def _own_rows(inputs: Inputs, y: Tensor, members: int) -> int:
+    """Rows of each member when they divide the batch and its labels."""
+    size = share(inputs.size, members)
+    if y.shape[0] != inputs.size:
+        raise InputError(
+            f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label per row"
+        )
+    return size
 
 
 def as_ensemble(source: Any) -> SigmaEnsemble:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sigmanens.conversion.heads import find_heads, head_lists, last_linear
-from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.ensemble.inputs import batch_size, call_arguments, resolve_batch_dims
-from sigmanens.ensemble.trial import evaluating
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.errors import HeadNotFoundError, InputError
+from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.modes import evaluating
 
 __all__ = ["head_weights", "member_features"]
 
@@ -43,15 +44,17 @@ def member_features(network: nn.Module, x: Any, *, head_name: str | None = None)
         InputError: if a head runs another number of times than once for each member.
     """
     layers = _last_layers(network, head_name)
-    args, kwargs = call_arguments(x)
-    inner = network.network if isinstance(network, SigmaEnsemble) else network
-    size = batch_size(args, kwargs, _batch_dims(network, inner))
+    axis = _axis(network)
+    inner = network if axis is None else network.get_submodule("network")
+    args, kwargs = call_arguments(x, inner)
+    size = Inputs.of(args, kwargs, _batch_dims(network, inner)).size
     members = _num_members(network)
-    if isinstance(network, SigmaEnsemble):  # ensemble.axis.only(0, k) narrows it to k members
-        members = network.axis.active
+    if axis is not None:  # the members that are chosen
+        chosen = axis.chosen
+        members = chosen.stop - chosen.start
         if len(layers) > 1:
-            layers = layers[network.axis.start : network.axis.stop]
-    with evaluating(network), _inputs_of(layers, network) as seen:
+            layers = layers[chosen.start : chosen.stop]
+    with evaluating(network), _inputs_of(layers) as seen:
         network(*args, **kwargs)
     parts = [p for found in seen for p in found]
     rows = sum(len(p) for p in parts)
@@ -102,8 +105,14 @@ def _num_members(network: nn.Module) -> int:
 
 
 def _batch_dims(network: nn.Module, inner: nn.Module) -> dict[str, int | None]:
-    declared = network.plan.batch_dims if isinstance(network, SigmaEnsemble) else None
-    return resolve_batch_dims(inner, declared)
+    plan = getattr(network, "plan", None)
+    return resolve_batch_dims(inner, None if plan is None else plan.batch_dims)
+
+
+def _axis(network: nn.Module) -> MemberAxis | None:
+    """The member axis of a σN-Ens; None for other networks."""
+    axis = getattr(network, "axis", None)
+    return axis if isinstance(axis, MemberAxis) else None
 
 
 def _last_layers(network: nn.Module, head_name: str | None) -> list[nn.Module]:
@@ -145,15 +154,17 @@ def _last_layer(head: nn.Module) -> nn.Module:
     return convolutions[-1]
 
 
+_collecting: ContextVar[object] = ContextVar("sigmanens_collecting", default=None)
+
+
 @contextmanager
-def _inputs_of(layers: Sequence[nn.Module], network: nn.Module) -> Iterator[list[list[Tensor]]]:
-    """Collect each layer's inputs (rows, D) for a while, but for the trial of a first batch."""
+def _inputs_of(layers: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
+    """Collect each layer's inputs (rows, D) in this thread and task, for the time of the block."""
     seen: list[list[Tensor]] = [[] for _ in layers]
-    axis = network.axis if isinstance(network, SigmaEnsemble) else None
 
     def collect(index: int) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if axis is None or not axis.probing:
+            if _collecting.get() is seen:
                 x = args[0].detach()
                 channels = 1 if isinstance(layer, _ConvNd) else x.dim() - 1
                 middle = [d for d in range(1, x.dim()) if d != channels]
@@ -161,7 +172,11 @@ def _inputs_of(layers: Sequence[nn.Module], network: nn.Module) -> Iterator[list
 
         return hook
 
-    with ExitStack() as stack:
-        for index, layer in enumerate(layers):
-            stack.callback(layer.register_forward_pre_hook(collect(index)).remove)
-        yield seen
+    token = _collecting.set(seen)
+    try:
+        with ExitStack() as stack:
+            for index, layer in enumerate(layers):
+                stack.callback(layer.register_forward_pre_hook(collect(index)).remove)
+            yield seen
+    finally:
+        _collecting.reset(token)

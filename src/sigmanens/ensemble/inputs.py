@@ -1,24 +1,21 @@
-"""The inputs of a call: where their batch dimension is, and which were only guessed."""
+"""The inputs of a call: its arguments, their batch dimensions and the number of samples."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from sigmanens.errors import InputError
-from sigmanens.passes.trees import map_tensors
+from sigmanens.passes.trees import map_tensors, opaque
 
-__all__ = [
-    "batch_size",
-    "call_arguments",
-    "find_batched",
-    "input_tree",
-    "resolve_batch_dims",
-    "split_tree",
-]
+__all__ = ["Inputs", "call_arguments", "resolve_batch_dims"]
 
 # Among declared dimensions, -1 - n: dimension 0 if it has the size of the batch, and for tensors of
 # up to n dimensions that is known rather than guessed.
@@ -44,24 +41,164 @@ _HUGGING_FACE = {
 }
 
 
-def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs from a tensor, a tuple/list of inputs or a mapping of them."""
-    if isinstance(x, Mapping):
-        return (), dict(x)
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of one call of a network.
+
+    Attributes:
+        tree: positional inputs under ``"0"``, ``"1"``, …, keyword inputs under their names.
+        batched: batch dimension of each batched tensor, by path (``"0"``, ``"states.1"``).
+        size: number of samples B; 0 where it is not known.
+        guessed: paths whose batch dimension is a guess.
+        whole: objects whose rows cannot be told apart, by path. If there are any, no input counts
+            as batched: every member is given all inputs, one member after the other.
+    """
+
+    tree: Mapping[str, Any]
+    batched: Mapping[str, int]
+    size: int
+    guessed: Sequence[str] = ()
+    whole: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]
+    ) -> Inputs:
+        """Find the batch in the arguments of a call.
+
+        Args:
+            args, kwargs: positional and keyword inputs of the network.
+            dims: what :func:`resolve_batch_dims` made of the declared batch dimensions.
+
+        Raises:
+            InputError: if no input is a tensor with a batch dimension, or a declared dimension
+                does not have the size of the batch.
+        """
+        tree = {str(i): a for i, a in enumerate(args)} | dict(kwargs)
+        whole = {} if torch.compiler.is_compiling() else opaque(tree)
+        if whole:
+            return cls(tree, {}, 0, (), whole)
+        size = _batch_size(tree, dims)
+        batched, guessed = _find_batched(tree, size, dims)
+        return cls(tree, batched, size, guessed)
+
+    def call(self, network: nn.Module) -> Any:
+        """What the network returns for these inputs."""
+        args, kwargs = self.arguments()
+        return network(*args, **kwargs)
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword inputs."""
+        args = [v for k, v in self.tree.items() if k.isdigit()]
+        return args, {k: v for k, v in self.tree.items() if not k.isdigit()}
+
+    def expand(self, members: int) -> Inputs:
+        """Every batched tensor (B, …) repeated to (k·B, …), member-major."""
+        if members == 1:
+            return self
+
+        def repeat(x: Tensor, dim: int) -> Tensor:
+            return torch.cat([x] * members, dim=dim)  # unlike expand, keeps the memory format
+
+        return self._mapped(repeat, self.size * members)
+
+    def narrow(self, start: int, length: int) -> Inputs:
+        """Samples ``start … start+length-1``."""
+        return self._mapped(lambda x, dim: x.narrow(dim, start, length), length)
+
+    def select(self, rows: Tensor) -> Inputs:
+        """The samples that ``rows`` (B′,) names, in its order."""
+        if len(rows) == self.size:
+            return self
+        return self._mapped(lambda x, dim: x.index_select(dim, rows.to(x.device)), len(rows))
+
+    def resized(self, rows: int) -> Inputs:
+        """A batch of ``rows`` samples: those there are, over and over."""
+
+        def pick(x: Tensor, dim: int) -> Tensor:
+            index = torch.arange(rows, device=x.device) % x.shape[dim]
+            return x.index_select(dim, index)
+
+        return self._mapped(pick, rows)
+
+    def copied(self) -> Inputs:
+        """The same values in tensors of their own, for a network that writes to its inputs."""
+        tree = map_tensors(lambda x, _: x.clone(), dict(self.tree))
+        whole = {}
+        for path, x in self.whole.items():
+            try:
+                whole[path] = x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+            except Exception:  # tensors with a graph cannot be copied so: all members share it
+                whole[path] = x
+            _put(tree, path.split("."), whole[path])
+        return replace(self, tree=tree, whole=whole)
+
+    def double(self) -> Inputs:
+        """The same with float32 tensors in float64."""
+        tree = map_tensors(lambda x, _: x.double() if x.dtype == torch.float32 else x, self.tree)
+        return replace(self, tree=tree)
+
+    def equals(self, other: Inputs) -> bool:
+        """Whether all tensors have the same values, bit for bit."""
+        theirs = other.tensors()
+        return all(_same(x, theirs[p]) for p, x in self.tensors().items())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors in containers, by path."""
+        found: dict[str, Tensor] = {}
+        map_tensors(lambda x, path: found.setdefault(path, x), dict(self.tree))
+        return found
+
+    def device(self, default: Tensor) -> torch.device:
+        """The device of the first tensor."""
+        return next(iter(self.tensors().values()), default).device
+
+    def _mapped(self, fn: Any, size: int) -> Inputs:
+        def one(x: Tensor, path: str) -> Tensor:
+            return fn(x, self.batched[path]) if path in self.batched else x
+
+        return replace(self, tree=map_tensors(one, dict(self.tree)), size=size)
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(x, y) or (x.is_floating_point() and x.allclose(y, 0, 0, equal_nan=True))
+
+
+def _put(tree: Any, path: Sequence[str], value: Any) -> None:
+    """Replace a leaf within dictionaries and lists; elsewhere it stays."""
+    for key in path[:-1]:
+        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key, {})
+    if isinstance(tree, list):
+        tree[int(path[-1])] = value
+    elif isinstance(tree, dict):
+        tree[path[-1]] = value
+
+
+def call_arguments(
+    x: Any, network: nn.Module | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs from a tensor, a tuple or list of inputs, or a mapping of them.
+
+    A mapping holds keyword inputs. Where ``network.forward`` does not take its keys, the mapping
+    itself is the one positional input.
+    """
+    if isinstance(x, PackedSequence):
+        return (x,), {}
     if isinstance(x, (tuple, list)):
         return tuple(x), {}
+    if isinstance(x, Mapping) and _takes(network, x):
+        return (), dict(x)
     return (x,), {}
 
 
-def input_tree(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs of a call by position (``"0"``) or name."""
-    return {str(i): a for i, a in enumerate(args)} | dict(kwargs)
-
-
-def split_tree(tree: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Inverse of :func:`input_tree`."""
-    args = [v for k, v in tree.items() if k.isdigit()]
-    return args, {k: v for k, v in tree.items() if not k.isdigit()}
+def _takes(network: nn.Module | None, inputs: Mapping[Any, Any]) -> bool:
+    if network is None:
+        return True
+    try:
+        inspect.signature(network.forward).bind(**inputs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def resolve_batch_dims(
@@ -124,18 +261,8 @@ def _usual_inputs(model: nn.Module) -> Mapping[str, int]:
     return _HUGGING_FACE if known else {}
 
 
-def batch_size(
-    args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]
-) -> int:
-    """Number of samples B: the size of the first tensor that is not declared as unbatched.
-
-    Args:
-        args, kwargs: positional and keyword inputs of the network.
-        dims: batch dimension by input name or position, ``None`` for "not batched".
-
-    Raises:
-        InputError: if no input is a tensor with a batch dimension.
-    """
+def _batch_size(tree: Mapping[str, Any], dims: Mapping[str, int | None]) -> int:
+    """Number of samples B: the size of the first tensor that is not declared as unbatched."""
     found: list[int] = []
 
     def look(x: Tensor, path: str) -> Tensor:
@@ -144,12 +271,12 @@ def batch_size(
             found.append(x.shape[max(dim, 0)])
         return x
 
-    map_tensors(look, input_tree(args, kwargs))
+    map_tensors(look, dict(tree))
     if not found:
         arrays = [
             f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give "
             "torch.as_tensor(…)"
-            for name, value in input_tree(args, kwargs).items()
+            for name, value in tree.items()
             if not isinstance(value, Tensor) and hasattr(value, "__array__")
         ]
         raise InputError(
@@ -173,7 +300,7 @@ def _declared(path: str, dims: Mapping[str, int | None], default: int) -> int | 
     return default
 
 
-def find_batched(
+def _find_batched(
     tree: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
 ) -> tuple[dict[str, int], list[str]]:
     """Batch dimension of every tensor input, and the inputs for which it was a guess.
@@ -221,5 +348,5 @@ def find_batched(
             guessed.append(path)
         return x
 
-    map_tensors(look, tree)
+    map_tensors(look, dict(tree))
     return batched, guessed

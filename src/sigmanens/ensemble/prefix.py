@@ -1,36 +1,33 @@
 """The shared prefix: what a network computes before the first layer that members have of their own.
 
-All members would compute the same there, so it is computed once, on B rows. The modules that have
-finished by then are found by a trace; in a pass their results are recorded, and in the members'
-passes handed out again in the place of their computation, for as many members as fold into the
-batch. Whatever lies between modules (sums, masks, reshapes) is computed in every pass, so that a
-network of any shape keeps its meaning.
+All members are one network there. So it is computed once, on B rows: its random layers draw once,
+and its norms take their statistics once. A trace finds the modules that have finished by then. A
+pass records their results, and the members' passes are given them, repeated for as many members as
+fold into the batch. What lies between modules (sums, masks, reshapes) is computed in every pass.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sigmanens.conversion.heads import MemberHeads
-from sigmanens.ensemble.inputs import split_tree
-from sigmanens.norms.batchnorm import RunningStatistics
-from sigmanens.norms.scales import HOOKS, SigmaNorm
-from sigmanens.passes.context import MemberAxis
-from sigmanens.passes.trees import map_tensors
+from sigmanens.ensemble.inputs import Inputs
+from sigmanens.ensemble.passing import run_pass
+from sigmanens.ensemble.trial import difference, twin_of
+from sigmanens.norms import RunningStatistics, SigmaNorm
+from sigmanens.passes.context import MemberAxis, follow_backward
+from sigmanens.passes.modes import evaluating
+from sigmanens.passes.sharing import Reached, Recording, Replaying, make_shareable
+from sigmanens.passes.trees import join, map_tensors
 
 __all__ = ["Leaves", "Prefix", "find_prefix"]
 
 _SMALL = 2**18  # bytes
-
-
-class _Reached(BaseException):
-    """Raised in front of the first layer with members of its own; not to be caught by networks."""
 
 
 class Prefix:
@@ -39,28 +36,24 @@ class Prefix:
     Attributes:
         calls: the modules in the order in which they finish; one that is called twice is in twice.
         end: the first layer that the members have of their own.
-        names: the modules' dotted names.
         depth: number of layers with a matrix of weights among them.
+        names: the modules' dotted names.
+        draws_between: whether random numbers are drawn between these modules in training, by
+            functions (``F.dropout``). A member's pass would draw others than the recorded ones.
     """
 
     def __init__(
-        self,
-        calls: Sequence[nn.Module],
-        end: nn.Module,
-        batched: Sequence[frozenset[str]],
-        axis: MemberAxis,
+        self, calls: Sequence[nn.Module], end: nn.Module, batched: Sequence[frozenset[str]]
     ) -> None:
         self.calls = list(calls)
         self.end = end
-        self.batched = list(batched)
-        self.axis = axis
-        self.names: list[str] = []
+        self.batched = list(batched)  # of each call, the paths of results with a batch
         self.depth = sum(_computes(m) for c in dict.fromkeys(calls) for m in c.modules())
         norms = {m: None for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
         self._norms = list(norms)
-        self._random: bool | None = None
-
-    # -- whether it may be used ------------------------------------------------------------------
+        self.names: list[str] = []
+        self.draws_between = False
+        make_shareable([*self.calls, end])
 
     def is_worth_it(self, pass_bytes: int) -> bool:
         """Whether sharing saves more than it costs: not for one layer on a few small samples.
@@ -70,90 +63,35 @@ class Prefix:
         """
         return self.depth > 1 or pass_bytes == 0 or pass_bytes >= _SMALL
 
-    def alike(self) -> bool:
-        """Whether the active members have the same running statistics in the prefix.
-
-        They start with the same and stay so as long as they see the same batches.
-        """
-        own = slice(self.axis.start, self.axis.stop)
+    def alike(self, start: int, stop: int) -> bool:
+        """Whether members ``start … stop-1`` have the same running statistics in the prefix."""
+        own = slice(start, stop)
         rows = [b[own] for n in self._norms for b in n.buffers(recurse=False) if b.dim()]
         differ = [(r != r[:1]).any() for r in rows if len(r) > 1]
         return not differ or not bool(torch.stack(differ).any())
 
-    def is_random(self, network: nn.Module, tree: Mapping[str, Any]) -> bool:
-        """Whether the prefix draws random numbers in training: dropout, which members do not share.
-
-        Found by a trial on a small batch, whose draws and statistics are undone.
-        """
-        if self._random is None:
-            buffers = [(b, b.clone()) for c in self.calls for b in c.buffers()]
-            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-            with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                before = _random_states(devices)
-                try:
-                    self.record(network, tree)
-                except Exception:  # a batch too small for its statistics, say: it cannot tell
-                    self._random = True
-                else:
-                    after = _random_states(devices)
-                    self._random = not all(map(torch.equal, before, after))
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-        return self._random
-
-    # -- passes ----------------------------------------------------------------------------------
-
-    def record(self, network: nn.Module, tree: Mapping[str, Any]) -> list[Any] | None:
-        """Run the prefix on the inputs of one member (B rows) and return the modules' results.
+    def record(
+        self, network: nn.Module, axis: MemberAxis, inputs: Inputs, **changes: Any
+    ) -> list[Any] | None:
+        """Run the prefix on B samples for all members and return the modules' results.
 
         None if the network took another path than in the trace.
         """
-        results: list[Any] = []
-        made: list[nn.Module] = []
-        wanted = set(self.calls)
+        recording = Recording(self.calls, self.end)
+        chosen = axis.chosen
+        once = {"once": True, "prefix": recording, **changes}
+        with axis.running(chosen.start, chosen.stop, **once) as made, suppress(Reached):
+            inputs.call(network)
+        if torch.is_grad_enabled():
+            follow_backward(recording.results, made)
+        return recording.results if recording.made == self.calls else None
 
-        depth = 0
-
-        def enter(module: nn.Module, _: Any) -> None:
-            nonlocal depth
-            depth += 1
-
-        def keep(module: nn.Module, _: Any, result: Any) -> None:
-            nonlocal depth
-            depth -= 1
-            if not depth:  # else it was called by another of them
-                made.append(module)
-                results.append(result)
-
-        def stop(module: nn.Module, _: Any) -> None:
-            raise _Reached
-
-        handles = [m.register_forward_hook(keep) for m in wanted]
-        handles += [m.register_forward_pre_hook(enter) for m in wanted]
-        handles.append(self.end.register_forward_pre_hook(stop, prepend=True))
-        args, kwargs = split_tree(tree)
-        try:
-            with self.axis.sharing():
-                network(*args, **kwargs)
-        except _Reached:
-            pass
-        finally:
-            for handle in handles:
-                handle.remove()
-        return results if made == self.calls else None
-
-    @contextmanager
-    def replaying(self, results: Sequence[Any], members: int) -> Iterator[None]:
-        """Let the prefix's modules return what was recorded, repeated for the members of a pass."""
+    def replaying(self, results: Sequence[Any], members: int) -> Replaying:
+        """What gives the recorded results to a pass of k members."""
         queues: dict[nn.Module, list[Any]] = {m: [] for m in self.calls}
         for module, result, batched in zip(self.calls, results, self.batched, strict=True):
             queues[module].append(_repeated(result, batched, members))
-        with ExitStack() as undo:
-            for module, queue in queues.items():
-                replaced: dict[str, Any] = {key: OrderedDict() for key in HOOKS}
-                replaced["forward"] = _replay(module, iter(queue))
-                undo.enter_context(_attributes(module, replaced))
-            yield
+        return Replaying(queues)
 
 
 class Leaves:
@@ -185,21 +123,107 @@ class Leaves:
 
 
 def find_prefix(
-    network: nn.Module, axis: MemberAxis, trees: Sequence[Mapping[str, Any]]
-) -> Prefix | None:
-    """Trace a network in evaluation mode on two batches of different size.
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, folds: bool
+) -> tuple[Prefix | None, str | None]:
+    """Find the shared prefix on a copy of the network, and compare a prediction with and without.
 
     Args:
         network: the converted network.
         axis: its member axis.
-        trees: the same inputs with 2 and with 3 rows; results whose dimension 0 follows are those
+        inputs: of a call.
+        folds: whether members are ever folded.
+
+    Returns:
+        the prefix, or None; and what the report says about it: "" if nothing, None if these inputs
+        cannot tell.
+    """
+    small = inputs.resized(2)
+    with twin_of(network) as twin, evaluating(twin):
+        found = _traced(twin, axis, [small, inputs.resized(3)])
+        if found is None or not found.alike(0, axis.chosen.held):
+            return None, ""
+        problem = _problem(found, twin, axis, small, folds)
+        if problem is None:
+            return None, None
+        names = {m: n for n, m in twin.named_modules()}
+        random = _draws_between(found, twin.train(), axis, small)
+    where = names[found.end]
+    if problem:
+        return None, f"nothing is shared before '{where}': {problem}" if problem != "path" else ""
+    listed = [names[m] for m in found.calls]
+    modules = dict(network.named_modules(remove_duplicate=False))
+    prefix = Prefix([modules[n] for n in listed], modules[where], found.batched)
+    prefix.names, prefix.draws_between = listed, random
+    shown = listed if len(listed) < 6 else [*listed[:4], "…", listed[-1]]
+    return prefix, f"computed once for all members, before '{where}': {', '.join(shown)}"
+
+
+def _problem(
+    prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs, folds: bool
+) -> str | None:
+    """What goes wrong with the prefix: "" if nothing, None if these inputs cannot tell."""
+    members = axis.chosen.held
+    recorded = prefix.record(network, axis, inputs.copied(), perturbed=True)
+    if recorded is None:
+        return "path"
+    before = _versions(recorded)
+    expected, replayed = [], []
+    for m in range(members):
+        given = inputs.copied(), inputs.copied()
+        expected.append(run_pass(network, axis, given[0], m, m + 1, perturbed=True))
+        replay = prefix.replaying(recorded, 1)
+        replayed.append(run_pass(network, axis, given[1], m, m + 1, perturbed=True, prefix=replay))
+    wanted = join(expected, [1] * members)
+    problem = difference(join(replayed, [1] * members), wanted)
+    if _versions(recorded) != before:
+        return "the network writes into a result of these layers"
+    if problem == "" and folds:
+        try:
+            replay = prefix.replaying(recorded, members)
+            folded = run_pass(
+                network, axis, inputs.copied(), 0, members, perturbed=True, prefix=replay
+            )
+        except Exception as e:
+            return (str(e) or type(e).__name__).splitlines()[0]
+        problem = difference(folded, wanted)
+    return problem
+
+
+def _draws_between(prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> bool:
+    """Whether a copy of the network, in training mode, draws numbers between the modules."""
+    recording = Recording(prefix.calls, prefix.end, watch=True)
+    try:
+        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=recording):
+            inputs.copied().call(network)
+    except Exception:  # a batch too small for its statistics, say: it cannot tell
+        return True
+    return recording.draws_between
+
+
+def _versions(results: Any) -> list[int]:
+    """How often each tensor was written to; those made in inference mode do not know."""
+    found: list[int] = []
+    map_tensors(lambda t, _: found.append(0 if t.is_inference() else t._version), results)
+    return found
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _traced(network: nn.Module, axis: MemberAxis, trials: Sequence[Inputs]) -> Prefix | None:
+    """Trace a network on two batches of different size.
+
+    Args:
+        network: a copy of the converted network, in evaluation mode.
+        axis: its member axis.
+        trials: the same inputs with 2 and with 3 rows; results whose dimension 0 follows are those
             with a batch.
 
     Returns:
         None where there is nothing to share: no module with a matrix of weights, other than an
         embedding, finishes before the members part; or where that differs between the batches.
     """
-    traces = [_trace(network, axis, tree) for tree in trees]
+    traces = [_trace(network, axis, inputs) for inputs in trials]
     if any(t is None for t in traces):
         return None
     (calls, end, small), (again, other_end, large) = traces  # type: ignore[misc]
@@ -209,31 +233,27 @@ def find_prefix(
         frozenset(p for p in a if len(a[p]) and a[p][:1] == (2,) and b.get(p, ())[:1] == (3,))
         for a, b in zip(small, large, strict=True)
     ]
-    prefix = Prefix(calls, end, batched, axis)
-    if not prefix.depth:
-        return None
-    names = {m: n for n, m in network.named_modules()}
-    prefix.names = [names[m] for m in calls]
-    return prefix
+    prefix = Prefix(calls, end, batched)
+    return prefix if prefix.depth else None
 
 
 def _trace(
-    network: nn.Module, axis: MemberAxis, tree: Mapping[str, Any]
-) -> tuple[list[nn.Module], nn.Module, list[dict[str, tuple[int, ...]]]] | None:
+    network: nn.Module, axis: MemberAxis, inputs: Inputs
+) -> tuple[list[nn.Module], nn.Module, list[Shapes]] | None:
     """Outermost modules that finish before the members part, what parts them, results' shapes."""
-    finished: list[tuple[nn.Module, dict[str, tuple[int, ...]]]] = []
+    finished: list[tuple[nn.Module, Shapes]] = []
     started: list[int] = []
     end: list[nn.Module] = []
 
     def enter(module: nn.Module, _: Any) -> None:
         if isinstance(module, (SigmaNorm, MemberHeads)):
             end.append(module)
-            raise _Reached
+            raise Reached
         started.append(len(finished))
 
     def leave(module: nn.Module, _: Any, result: Any) -> None:
         del finished[started.pop() :]  # what it called is a part of it
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: Shapes = {}
         map_tensors(lambda t, path: shapes.setdefault(path, tuple(t.shape)), result)
         finished.append((module, shapes))
 
@@ -241,11 +261,10 @@ def _trace(
     for module in network.modules():
         handles.append(module.register_forward_pre_hook(enter, prepend=True))
         handles.append(module.register_forward_hook(leave))
-    args, kwargs = split_tree(tree)
     try:
-        with axis.sharing():
-            network(*args, **kwargs)
-    except _Reached:
+        with axis.running(0, axis.chosen.held, once=True):
+            inputs.copied().call(network)
+    except Reached:
         return [m for m, _ in finished], end[0], [s for _, s in finished]
     except Exception:
         return None  # what the network cannot do on such a batch is for its own call to say
@@ -270,39 +289,3 @@ def _repeated(result: Any, batched: frozenset[str], members: int) -> Any:
         return torch.cat([t] * members) if path in batched else t
 
     return map_tensors(repeat, result)
-
-
-def _replay(module: nn.Module, queue: Iterator[Any]) -> Any:
-    """A ``forward`` that gives the queue's items, one a call, then computes again.
-
-    Hooks have seen the recorded call; they do not see this one.
-    """
-    forward, used_up = module.forward, object()
-    hooks = {key: vars(module)[key] for key in HOOKS}
-
-    def replay(*args: Any, **kwargs: Any) -> Any:
-        item = next(queue, used_up)
-        if item is not used_up:
-            return item
-        with _attributes(module, hooks | {"forward": forward}):
-            return module(*args, **kwargs)
-
-    return replay
-
-
-@contextmanager
-def _attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
-    """Set entries of a module's ``__dict__`` for a while, past ``__setattr__``."""
-    own = vars(module)
-    before = {key: own[key] for key in values if key in own}
-    own.update(values)
-    try:
-        yield
-    finally:
-        for key in values:
-            del own[key]
-        own.update(before)
-
-
-def _random_states(devices: Sequence[int] | range | tuple[()]) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]

@@ -1,91 +1,65 @@
-"""How M members share passes through one network, whatever is asked of them.
+"""How an ensemble runs its members: folded into the batch, one by one, or in groups.
 
-``forward`` gives every result with the member axis first, ``(M, B, …)``, however the members were
-run: *folded* (all at once, riding in the batch dimension), *sequential* (one at a time through the
-shared weights: the same numbers with the memory of one) or in groups of k. What all members share
-before their first own layer is computed once.
+The results are the same. Folding saves calls; one by one needs the memory of one member. What all
+members share before their first own layer is computed once.
 """
 
 from __future__ import annotations
 
-import warnings
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sigmanens.conversion.build import Converted
+from sigmanens.conversion.audit import ConversionReport
 from sigmanens.conversion.config import check_schedule
 from sigmanens.ensemble.compiled import alone, can_be_alone, is_compiled, uncompiled
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    find_batched,
-    input_tree,
-    resolve_batch_dims,
-    split_tree,
-)
-from sigmanens.ensemble.prediction import logits_of
-from sigmanens.ensemble.prefix import Leaves, Prefix
-from sigmanens.ensemble.schedule import (
-    device_of,
-    in_process_group,
-    members_per_pass,
-    runs_as_called,
-)
-from sigmanens.ensemble.trial import folding_problem, resized, shared_prefix
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.ensemble.inputs import Inputs
+from sigmanens.ensemble.passing import run_pass
+from sigmanens.ensemble.prefix import Leaves, Prefix, find_prefix
+from sigmanens.ensemble.schedule import in_process_group, members_per_pass, runs_as_called
+from sigmanens.ensemble.trial import Verdict, examine, has_onlookers
+from sigmanens.errors import InputError, warn
 from sigmanens.norms.scales import is_sharded
-from sigmanens.passes.trees import expand, join, narrow, unfold
+from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.trees import join
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-__all__ = ["MemberPasses"]
+__all__ = ["Runner", "share"]
 
 
-class MemberPasses(nn.Module):
-    """Base of :class:`~sigmanens.SigmaEnsemble`: the passes of its members.
+class Runner:
+    """Runs the members of one ensemble.
+
+    Args:
+        axis: the member axis of the network.
+        report: takes notes of what is found out on the first inputs.
+        schedule: "auto", "folded", "sequential", or members per pass.
 
     Attributes:
-        network: the converted network.
-        axis: which members are in the current pass.
-        plan: how it was built; what a checkpoint stores.
-        report: audit of the conversion.
-        temperature: () float32, T applied to the averaged distribution in predictions.
+        divisible: whether the samples may be run in parts.
     """
 
-    temperature: Tensor
-
-    def __init__(self, converted: Converted) -> None:
-        super().__init__()
-        network, plan = converted.network, converted.plan
-        self.network = network
-        self.axis = converted.axis
-        self.plan = plan
-        self.report = converted.report
-        self.patches = converted.patches
-        self.base_fingerprint = converted.base_fingerprint
-        self._schedule: str | int = plan.schedule
-        self.training = network.training
-        place = next(chain(network.parameters(), network.buffers()), None)
-        device = None if place is None else place.device
-        self.register_buffer("temperature", torch.ones((), device=device))
-        self._dims = resolve_batch_dims(network, plan.batch_dims)
-        self._checked = False
+    def __init__(self, axis: MemberAxis, report: ConversionReport, schedule: str | int) -> None:
+        self.axis = axis
+        self.report = report
+        self._schedule = schedule
+        self.divisible = True
+        self._writes = False  # whether the network writes to its inputs
+        self._clean: set[bool] = set()  # modes in which it was seen not to
+        self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
+        self._examined: set[bool] = set()  # modes in which folding was compared
         self._prefix: Prefix | None = None
         self._prefix_sought = False
-        self._recorded: list[Any] | None = None  # of the prefix, for passes that share it
-        self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
-        self._hinted = False
+        self._lock = threading.RLock()  # trials, and passes of compiled networks
 
-    @property
-    def num_members(self) -> int:
-        """M."""
-        return self.axis.num_members
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
 
     @property
     def schedule(self) -> str | int:
@@ -94,224 +68,243 @@ class MemberPasses(nn.Module):
 
     @schedule.setter
     def schedule(self, schedule: str | int) -> None:
-        check_schedule(schedule, self.num_members)
+        check_schedule(schedule, self.axis.num_members)
         self._schedule = self.report.schedule = schedule
 
-    def forward(self, *args: Any, split: bool = False, **kwargs: Any) -> Any:
-        """Results of all active members.
-
-        Args:
-            args, kwargs: inputs of the base network. Every tensor with the batch in dimension 0
-                (or where ``batch_dims`` says) is given to each member; other inputs are shared.
-            split: the batch holds M·b rows and member m sees rows m·b … (m+1)·b - 1 only.
-
-        Returns:
-            what the base returns (tensor, tuple, mapping, dataclass, ModelOutput), each tensor
-            (M, B, …), or (M, b, …) under ``split``.
-
-        Raises:
-            InputError: if no input has a batch dimension, the batch does not divide under
-                ``split``, or the network moves its batch dimension under schedule="folded".
-        """
-        dims = self._dims
-        tree = input_tree(args, kwargs)
-        size = batch_size(args, kwargs, dims)
-        batched, guessed = find_batched(tree, size, dims)
-        if guessed and not self._hinted and not torch.compiler.is_compiling():
-            self._hint(guessed, tree, size)
-        k = self.axis.active
-        if split:
-            size = _share(size, k)
-        group = self._group(tree, batched, size)
-        if torch.is_grad_enabled():
-            self.axis.grouped = group < k
-        recorded = self._recorded
-        if recorded is None and k > 1 and not split:
-            recorded = self._record(tree, batched, size)
-        if group >= k:
-            return self.run(tree, batched, size, split, recorded)
-        start, stop = self.axis.start, self.axis.stop
-        blocks, sizes = [], []
-        for first in range(start, stop, group):
-            last = min(first + group, stop)
-            part = tree
-            if split:
-                part = narrow(tree, batched, (first - start) * size, (last - first) * size)
-            with self._pass_of(first, last):
-                blocks.append(self.run(part, batched, size, split, recorded))
-            sizes.append(last - first)
-        return join(blocks, sizes)
+    # -- passes ----------------------------------------------------------------------------------
 
     def run(
         self,
-        tree: dict[str, Any],
-        batched: dict[str, int],
-        size: int,
-        split: bool,
-        recorded: list[Any] | None = None,
+        network: nn.Module,
+        inputs: Inputs,
+        *,
+        split: bool = False,
     ) -> Any:
-        """One pass of the active members through the shared weights, whatever the schedule.
+        """Results of the chosen members, each tensor (k, B, …).
 
         Args:
-            tree: inputs by position or name.
-            batched: batch dimension of each batched one.
-            size: B.
-            split: each member sees its share of the rows.
-            recorded: results of the shared prefix, which is then not computed again.
+            network: the converted network.
+            inputs: B samples, or k·b samples under ``split``.
+            split: each member sees its own share of the samples.
+
+        Raises:
+            InputError: if members may not be folded, but the schedule asks for it.
         """
-        k = self.axis.active
-        folded = tree if split else expand(tree, batched, k)
-        args, kwargs = split_tree(folded)
-        if recorded is None or self._prefix is None:
-            return unfold(self.network(*args, **kwargs), k, size)
-        with self._prefix.replaying(recorded, k):
-            return unfold(self.network(*args, **kwargs), k, size)
+        chosen = self.axis.chosen
+        k = chosen.stop - chosen.start
+        group = self._members_per_pass(network, inputs, k, split)
+        recorded = chosen.recorded
+        if recorded is None and k > 1 and not split:
+            recorded = self.record(network, inputs)
+        if group >= k:
+            return self._pass(network, inputs, chosen.start, chosen.stop, split, recorded)
+        blocks, sizes = [], []
+        for first in range(chosen.start, chosen.stop, group):
+            last = min(first + group, chosen.stop)
+            if split:
+                size = inputs.size // k
+                part = inputs.narrow((first - chosen.start) * size, (last - first) * size)
+            else:
+                part = self.own(network, inputs)
+            blocks.append(self._pass(network, part, first, last, split, recorded))
+            sizes.append(last - first)
+            if part is not inputs and not split and not part.equals(inputs):
+                self._writes = True
+        if not self._writes:
+            self._clean.add(network.training)
+        return join(blocks, sizes)
 
-    def _shares(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
-    ) -> list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]:
-        """Positional and keyword inputs and labels of each active member's share of the rows."""
-        tree = input_tree(args, kwargs)
-        rows, k = batch_size(args, kwargs, self._dims), self.axis.active
-        size = _share(rows, k)
-        if y.shape[0] != rows:
-            raise InputError(
-                f"split=True got {rows} rows and {y.shape[0]} labels; expected one label per row"
-            )
-        batched, _ = find_batched(tree, rows, self._dims)
-        parts = (narrow(tree, batched, i * size, size) for i in range(k))
-        labels = y.split(size)
-        given = [split_tree(part) for part in parts]
-        return [(tuple(a), named, labels[i]) for i, (a, named) in enumerate(given)]
+    def own(self, network: nn.Module, inputs: Inputs) -> Inputs:
+        """Inputs for one of several passes: copies, unless the network is known to only read."""
+        if self.axis.num_members == 1:
+            return inputs
+        reads = network.training in self._clean and not self._writes and not inputs.whole
+        return inputs if reads else inputs.copied()
 
-    def _pass_of(self, start: int, stop: int) -> AbstractContextManager[None]:
-        """Restrict passes to some members; a compiled network holds no others meanwhile."""
-        if runs_as_called() and is_compiled(self) and can_be_alone(self.network, self.axis):
-            return alone(self.network, self.axis, start, stop)
-        return self.axis.only(start, stop)
+    def _pass(
+        self,
+        network: nn.Module,
+        inputs: Inputs,
+        start: int,
+        stop: int,
+        split: bool,
+        recorded: list[Any] | None,
+    ) -> Any:
+        if runs_as_called() and is_compiled(network):
+            with self._lock, self._alone(network, start, stop):
+                chosen = self.axis.chosen
+                return run_pass(
+                    network, self.axis, inputs, chosen.start, chosen.stop, split=split, pin=True
+                )
+        prefix = None
+        if recorded is not None and self._prefix is not None:
+            prefix = self._prefix.replaying(recorded, stop - start)
+        return run_pass(network, self.axis, inputs, start, stop, split=split, prefix=prefix)
 
-    def _group(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> int:
-        """Members per pass under the schedule; folding is verified on the first batch."""
-        k = self.axis.active
-        if self.schedule == "sequential" or k == 1:
+    def _alone(self, network: nn.Module, start: int, stop: int) -> AbstractContextManager[Any]:
+        chosen = self.axis.chosen
+        every = stop - start == chosen.held
+        if not every and can_be_alone(network, chosen.held):
+            return alone(network, self.axis, start, stop)
+        return self.axis.choosing(pin=True, start=start, stop=stop)
+
+    def choosing(
+        self, module: nn.Module, start: int, stop: int, recorded: list[Any] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Restrict the calls in the block to members ``start … stop-1``.
+
+        Args:
+            module: what is called: the ensemble. If it is compiled, other threads wait.
+            start, stop: the members.
+            recorded: results of the shared prefix for the inputs of these calls.
+        """
+        if runs_as_called() and getattr(module, "_compiled_call_impl", None) is not None:
+            return self._compiled_choice(module.get_submodule("network"), start, stop)
+        return self.axis.choosing(start=start, stop=stop, recorded=recorded)
+
+    @contextmanager
+    def _compiled_choice(self, network: nn.Module, start: int, stop: int) -> Iterator[None]:
+        with self._lock, self._alone(network, start, stop):
+            yield
+
+    # -- how many members in a pass --------------------------------------------------------------
+
+    def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, split: bool) -> int:
+        if k == 1 or self._schedule == "sequential":
             return 1
-        if not self._checked and runs_as_called():
-            self._verify(tree, batched, size)
-        if self.schedule == "sequential":
+        if inputs.whole:
+            if split:
+                raise InputError(
+                    f"split=True cannot divide {_described(inputs)} among members; give tensors"
+                )
+            self._fall_back(f"it is not known how {_described(inputs)} carries the batch")
             return 1
-        if isinstance(self.schedule, int):
-            return self.schedule
-        if self.schedule == "folded" or not runs_as_called() or in_process_group():
+        if not runs_as_called():
+            return self._schedule if isinstance(self._schedule, int) else k
+        # A share of the rows is a batch of its own; folding was compared or is compared on it.
+        part = inputs.narrow(0, inputs.size // k) if split else inputs
+        if network.training not in self._examined and not self.settle(network, part):
+            return 1
+        if self._schedule == "sequential":
+            return 1
+        if isinstance(self._schedule, int):
+            return self._schedule
+        if self._schedule == "folded" or in_process_group():
             return k
-        few = members_per_pass(k, size, self._row_bytes, device_of(tree, self.temperature))
-        return k if few < k and is_compiled(self) else few
+        size = inputs.size // k if split else inputs.size
+        few = members_per_pass(k, size, self._row_bytes, inputs.device(torch.empty(0)))
+        if few < k and (is_compiled(network) or has_onlookers(network)):
+            return k  # one graph for all; and hooks see all members in one call
+        return few
 
-    def _verify(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> None:
-        """Fall back to one member at a time, or refuse, if folding changes the results."""
-        with uncompiled():
-            problem, self._row_bytes = folding_problem(self, tree, batched)
-        # Ranks of one job must run the same passes: there, the first batch has to do.
-        self._checked = problem is not None or in_process_group()
-        if not problem:
-            if problem is not None and self.schedule == "auto" and not in_process_group():
-                k = members_per_pass(
-                    self.num_members, size, self._row_bytes, device_of(tree, self.temperature)
-                )
-                self.report.notes.append(
-                    f"schedule auto: {k} of {self.num_members} members in a pass at {size} samples "
-                    f"({self._row_bytes:,} bytes enter the largest norm for each)"
-                )
+    def settle(self, network: nn.Module, inputs: Inputs) -> bool:
+        """Find out by a trial whether members may be folded, in the mode that the network is in.
+
+        Returns:
+            whether they may be in this call.
+
+        Raises:
+            InputError: if they may not, and the schedule asks for it.
+        """
+        mode = network.training
+        with self._lock:
+            if mode in self._examined:
+                return True
+            verdict = Verdict("")
+            if inputs.device(torch.empty(0)).type != "meta":
+                with uncompiled():
+                    verdict = examine(network, self.axis, inputs)
+            self._row_bytes = max(self._row_bytes, verdict.row_bytes)
+            self._writes |= verdict.writes
+            if verdict.problem is not None and not self._writes:
+                self._clean.add(mode)
+            self.divisible &= verdict.divisible
+            if verdict.problem is not None or in_process_group():
+                # Ranks of one job must run the same passes: there, the first batch has to do.
+                self._examined.add(mode)
+            if verdict.problem:
+                self._refuse_or_fall_back(verdict.problem)
+                return False
+            if verdict.problem == "":
+                self._note_group(inputs)
+            return verdict.problem == "" or self._schedule != "auto" or in_process_group()
+
+    def _note_group(self, inputs: Inputs) -> None:
+        if self._schedule != "auto" or in_process_group() or len(self._examined) > 1:
             return
-        if self.schedule != "auto":
-            raise InputError(
-                f"schedule={self.schedule!r} folds members into the batch, which this network does "
-                f"not keep in place ({problem}). Use schedule='sequential' or 'auto', or name the "
-                "batch dimension of each input with batch_dims"
-            )
-        self.schedule = "sequential"
-        note = f"folding members into the batch changes results ({problem}): running sequentially"
-        self.report.notes.append(note)
-        warnings.warn(note, SigmaNensWarning, stacklevel=6)
+        members = self.axis.num_members
+        device = inputs.device(torch.empty(0))
+        k = members_per_pass(members, inputs.size, self._row_bytes, device)
+        self.report.notes.append(
+            f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
+            f"({self._row_bytes:,} bytes enter the largest norm for each)"
+        )
 
-    def _record(self, tree: dict[str, Any], batched: dict[str, int], size: int) -> list[Any] | None:
+    def _refuse_or_fall_back(self, problem: str) -> None:
+        if self._schedule != "auto":
+            raise InputError(
+                f"schedule={self._schedule!r} folds members into the batch, which this network "
+                f"does not keep in place ({problem}). Use schedule='sequential' or 'auto', or name "
+                "the batch dimension of each input with batch_dims"
+            )
+        self._fall_back(f"folding members into the batch changes results ({problem})")
+
+    def _fall_back(self, reason: str) -> None:
+        with self._lock:
+            if self._schedule == "sequential":
+                return
+            self.schedule = "sequential"
+            note = f"{reason}: running sequentially"
+            self.report.notes.append(note)
+        warn(note)
+
+    # -- the shared prefix -----------------------------------------------------------------------
+
+    def record(self, network: nn.Module, inputs: Inputs) -> list[Any] | None:
         """Results of the shared prefix for these inputs, or None where it is not to be used."""
-        if not runs_as_called() or not batched or not size:
+        if not runs_as_called() or not inputs.batched or not inputs.size:
             return None
-        if not self._prefix_sought:
-            if self._runs_whole():
-                return None
-            self._prefix, note = shared_prefix(self, tree, batched)
-            self._prefix_sought = note is not None
-            if note:
-                self.report.notes.append(note)
-        prefix = self._prefix
-        if prefix is None or not prefix.is_worth_it(self._row_bytes * size) or not prefix.alike():
+        if self._prefix is None and self._prefix_sought:
             return None
-        if self._runs_whole():
+        if is_compiled(network) or is_sharded(network):  # no part of such a pass is left out
             return None
-        if self.training and prefix.is_random(self.network, resized(tree, batched, 2)):
+        with self._lock:
+            if not self._prefix_sought:
+                folds = self._schedule != "sequential"
+                self._prefix, note = find_prefix(network, self.axis, inputs, folds)
+                self._prefix_sought = note is not None
+                if note:
+                    self.report.notes.append(note)
+        prefix, chosen = self._prefix, self.axis.chosen
+        if prefix is None or not prefix.is_worth_it(self._row_bytes * inputs.size):
             return None
-        recorded = prefix.record(self.network, tree)
+        if not prefix.alike(chosen.start, chosen.stop):
+            return None
+        if network.training and prefix.draws_between:
+            return None
+        recorded = prefix.record(network, self.axis, self.own(network, inputs))
         if recorded is None:
             self._prefix = None
             note = "the path before the first converted norm has changed: nothing is shared"
             self.report.notes.append(note)
-            warnings.warn(note, SigmaNensWarning, stacklevel=4)
+            warn(note)
         return recorded
 
-    def _runs_whole(self) -> bool:
-        """Whether no part of a pass is left out: it is compiled, or parameters are divided."""
-        return is_compiled(self) or is_sharded(self.network)
-
-    def _hint(self, guessed: list[str], tree: dict[str, Any], size: int) -> None:
-        self._hinted = True
-        names = ", ".join(repr(g) for g in guessed)
-        warnings.warn(
-            f"the batch dimension of input {names} was guessed for a batch of {size} (dimension 0 "
-            "where it has that size, else shared by all members). Say it with "
-            f"batch_dims={{{guessed[0]!r}: 0}}, or None for an input without a batch",
-            SigmaNensWarning,
-            stacklevel=5,
-        )
-
-    @contextmanager
-    def _shared_prefix(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Leaves | None]:
-        """Compute the shared prefix once for the members' passes in the block."""
-        recorded = None
-        if self.axis.active > 1:
-            tree = input_tree(args, kwargs)
-            size = batch_size(args, kwargs, self._dims)
-            batched, _ = find_batched(tree, size, self._dims)
-            recorded = self._record(tree, batched, size)
-        leaves = None if recorded is None else Leaves(recorded)
-        self._recorded = None if leaves is None else leaves.results
-        try:
-            yield leaves
-        finally:
-            self._recorded = None
-
-    @contextmanager
-    def fixed(self) -> Iterator[Self]:
-        """Compute scales and shifts once for all predictions in the block.
-
-        In evaluation mode without gradients, layers then remember the scale and shift of each
-        member, into which a batch norm's statistics are folded. Parameters and statistics must not
-        change within the block::
-
-            with ens.fixed():
-                predictions = [ens.predict(x) for x in loader]
-        """
-        with self.axis.remembering():
-            yield self
-
-    def _logits(self, tree: dict[str, Any]) -> Tensor:
-        args, kwargs = split_tree(tree)
-        return logits_of(self(*args, **kwargs))
+    def leaves(self, network: nn.Module, inputs: Inputs) -> Leaves | None:
+        """The recorded prefix, cut from its graph, for members that run backward one at a time."""
+        chosen = self.axis.chosen
+        if chosen.stop - chosen.start == 1:
+            return None
+        recorded = self.record(network, inputs)
+        return None if recorded is None else Leaves(recorded)
 
 
-def _share(rows: int, members: int) -> int:
+def _described(inputs: Inputs) -> str:
+    path, x = next(iter(inputs.whole.items()))
+    return f"input '{path}', a {type(x).__module__}.{type(x).__qualname__},"
+
+
+def share(rows: int, members: int) -> int:
     """Rows of each member when they divide a batch."""
     if rows % members or not rows:
         raise InputError(

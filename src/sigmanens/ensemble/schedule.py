@@ -8,18 +8,12 @@ only, so that a seed fixes a training's numbers to the last bit, dropout include
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from sigmanens.norms.kernels import is_eager
-from sigmanens.passes.trees import map_tensors
 
 __all__ = [
     "PASS_BYTES",
-    "device_of",
     "in_process_group",
     "members_per_pass",
     "runs_as_called",
@@ -55,10 +49,3 @@ def runs_as_called() -> bool:
 def in_process_group() -> bool:
     """Whether this is one process of several, which must run the same passes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def device_of(tree: Mapping[str, Any], default: Tensor) -> torch.device:
-    """The device of the first tensor among the inputs."""
-    found: list[torch.device] = []
-    map_tensors(lambda t, _: found.append(t.device), dict(tree))
-    return found[0] if found else default.device

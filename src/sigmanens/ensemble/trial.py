@@ -1,245 +1,316 @@
-"""Checks by trial that a converted network computes what it should: on the user's own inputs."""
+"""Trials on copies: whether members may be folded into the batch of this network.
+
+A trial runs a copy of the network on copies of the inputs. So it changes nothing: no parameter,
+buffer, attribute, input or random state of the user's. It compares folded members with members one
+by one, in the mode of the call. Where it fails or sees a difference, members run one by one.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sigmanens.ensemble.prediction import logits_of
-from sigmanens.ensemble.prefix import Prefix, find_prefix
-from sigmanens.errors import ConversionError
-from sigmanens.norms.scales import MemberNorm
-from sigmanens.passes.trees import join, map_tensors, narrow
+from sigmanens.conversion.copying import deep_copy
+from sigmanens.ensemble.inputs import Inputs
+from sigmanens.ensemble.passing import run_pass
+from sigmanens.norms import MemberNorm
+from sigmanens.norms.member import HOOKS
+from sigmanens.norms.scales import is_sharded
+from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.trees import join, map_tensors
 
-if TYPE_CHECKING:
-    from sigmanens.ensemble.runner import MemberPasses
+__all__ = ["Verdict", "difference", "examine", "tolerance", "twin_of"]
 
-__all__ = ["check_preserved", "evaluating", "folding_problem", "resized", "shared_prefix"]
+_ROWS = 4
 
 
-def folding_problem(
-    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
-) -> tuple[str | None, int]:
-    """Compare folded with sequential on up to 2 rows, with scales that differ visibly.
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial found.
 
-    A network that moves its batch dimension (time-major recurrent nets, for example) would mix
-    the folded members without any error; this shows it.
+    Attributes:
+        problem: why members may not be folded; "" if they may; None if these inputs cannot tell,
+            because the members answer alike on them (all zeros, say) or not with finite numbers.
+        row_bytes: bytes of the largest input of a norm, for one sample of one member.
+        writes: whether the network writes to its inputs.
+        divisible: whether the samples may be run in parts.
+    """
+
+    problem: str | None
+    row_bytes: int = 0
+    writes: bool = False
+    divisible: bool = True
+
+
+def examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict:
+    """Compare folded members with members one by one, with scales that differ visibly.
+
+    Random numbers are replaced by fixed ones, so that dropout does not count as a difference.
+
+    Args:
+        network: a converted network, in the mode of the call.
+        axis: its member axis.
+        inputs: of the call. A few samples are tried; all of them where the network cannot do few.
+    """
+    verdict = _examine(network, axis, inputs.narrow(0, min(_ROWS, inputs.size)))
+    if verdict is None and inputs.size > _ROWS:
+        verdict = _examine(network, axis, inputs)
+        verdict = None if verdict is None else replace(verdict, divisible=False)
+    return Verdict(None) if verdict is None else verdict
+
+
+def _examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict | None:
+    """What a trial on all these inputs finds, with two kinds of draws where there are any."""
+    verdict = None
+    with torch.no_grad():
+        for low in (False, True):
+            verdict, drawn = _compare(network, axis, inputs, low)
+            if verdict is None or verdict.problem != "" or not drawn:
+                break
+    return verdict
+
+
+def _compare(
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, low: bool
+) -> tuple[Verdict | None, bool]:
+    """One comparison, and whether random numbers were drawn.
+
+    There is no verdict if already the members one by one fail.
+    """
+    members = axis.chosen.held
+    largest = _RowBytes()
+    writes = False
+    fixed = _FixedDraws(low)
+    try:
+        with twin_of(network) as twin, largest.of(twin):
+            restore = _restorer(twin)
+            one_by_one = []
+            for m in range(members):
+                restore()
+                given = inputs.copied()
+                with fixed.start():
+                    one_by_one.append(
+                        run_pass(twin, axis, given, m, m + 1, perturbed=True, memory=None)
+                    )
+                writes |= not given.equals(inputs)
+            expected = join(one_by_one, [1] * members)
+            restore()
+    except Exception:  # what the network cannot do on such a batch is for its own call to say
+        return None, False
+    rows = {len(t[0]) for t in _results(expected).values() if t.dim() > 1}
+    divisible = rows <= {inputs.size}
+    problem: str | None
+    try:
+        with twin_of(network) as twin, fixed.start():
+            got = run_pass(twin, axis, inputs.copied(), 0, members, perturbed=True, memory=None)
+        problem = difference(got, expected)
+    except Exception as e:
+        problem = (str(e) or type(e).__name__).splitlines()[0]
+    return Verdict(problem, largest.found, writes, divisible), fixed.drawn
+
+
+@contextmanager
+def twin_of(network: nn.Module) -> Iterator[nn.Module]:
+    """A copy of a network for a trial, without the user's hooks and its draws undone.
+
+    A network that is divided over ranks is not copied: its buffers are put back.
+    """
+    with _random_state():
+        if is_sharded(network):
+            restore = _restorer(network)
+            try:
+                yield network
+            finally:
+                restore()
+            return
+        twin = deep_copy(network)
+        for module in twin.modules():
+            for key in HOOKS:
+                hooks = vars(module).get(key, {})
+                for number, hook in list(hooks.items()):
+                    if not computes(hook):
+                        del hooks[number]
+        yield twin
+
+
+def computes(hook: Any) -> bool:
+    """Whether a hook computes for the network (weight norm, pruning, PEFT) rather than looks on."""
+    return _package(hook) in ("torch", "peft", "accelerate", "timm")
+
+
+def has_onlookers(network: nn.Module) -> bool:
+    """Whether there are forward hooks of the user's, which are to see all members in one call."""
+    return any(
+        not computes(hook) and _package(hook) != "sigmanens"
+        for module in network.modules()
+        for key in HOOKS
+        if key in ("_forward_hooks", "_forward_pre_hooks")
+        for hook in vars(module).get(key, {}).values()
+    )
+
+
+def _package(hook: Any) -> str:
+    return str(getattr(hook, "__module__", "")).partition(".")[0]
+
+
+def _restorer(network: nn.Module) -> Callable[[], None]:
+    """A function that gives all buffers the values they have now."""
+    state = [(t, t.clone()) for t in network.buffers()]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for t, value in state:
+                t.copy_(value)
+
+    return restore
+
+
+@contextmanager
+def _random_state() -> Iterator[None]:
+    """Put the generators of torch, Python and numpy back."""
+    numpy = sys.modules.get("numpy.random")
+    states = random.getstate(), None if numpy is None else numpy.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.set_state(states[1])
+
+
+# What draws numbers and computes nothing else.
+_DRAWS = (
+    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial",
+    "normal", "poisson", "rand", "_sample_dirichlet", "_standard_gamma", "uniform",
+)  # fmt: skip
+
+
+class _FixedDraws(TorchDispatchMode):
+    """Random numbers that do not depend on how many are drawn; permutations shift by one.
+
+    Args:
+        low: which of two values; a network may draw whether it mixes samples.
+    """
+
+    def __init__(self, low: bool) -> None:
+        super().__init__()
+        self.drawn = False
+        self._value = 0.1 if low else 0.9
+        self._seed = 1 if low else 0  # Python's random.random() gives 0.13 and 0.84
+
+    @contextmanager
+    def start(self) -> Iterator[None]:
+        """One pass with the same draws as the others."""
+        numpy = sys.modules.get("numpy.random")
+        random.seed(self._seed)
+        before = random.getstate()
+        if numpy is not None:
+            numpy.seed(self._seed)
+            theirs = numpy.get_state()[1].tolist(), numpy.get_state()[2]
+        with self:
+            yield
+        self.drawn |= random.getstate() != before
+        if numpy is not None:
+            now = numpy.get_state()
+            self.drawn |= (now[1].tolist(), now[2]) != theirs
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        if "dropout" in name and "attention" not in name:
+            self.drawn = True
+            x = args[0]
+            return (x.clone(), torch.ones_like(x, dtype=torch.bool)) if "native" in name else x
+        given = list(args)
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.name == "dropout_p":
+                self.drawn |= bool(given[i] if i < len(given) else kwargs.get("dropout_p"))
+                if i < len(given):
+                    given[i] = 0.0
+                else:
+                    kwargs["dropout_p"] = 0.0
+        result = func(*given, **kwargs)
+        if not name.startswith(_DRAWS):
+            return result
+        self.drawn = True
+        if name.startswith("randperm"):
+            return result.copy_(torch.arange(len(result), device=result.device).roll(1))
+        return map_tensors(lambda t, _: self._fixed(t, name), result)
+
+    def _fixed(self, t: Tensor, name: str) -> Tensor:
+        if name.startswith("bernoulli"):
+            return t.fill_(1)
+        return t.fill_(self._value) if t.is_floating_point() else t.zero_()
+
+
+def difference(got: Any, expected: Any) -> str | None:
+    """How results of members (M, B, …) differ.
 
     Returns:
-        what is wrong; "" if folding is right; None if these inputs cannot tell, because the
-        members answer alike on them (all zeros, say) or not with finite numbers. And the bytes of
-        the largest input of a norm for one sample of one member.
+        "" if they do not; None if these results cannot tell the members apart.
     """
-    row_bytes = _RowBytes(ensemble.network)
-    with row_bytes:
-        return _folding_problem(ensemble, tree, batched), row_bytes.largest
+    theirs = _results(got)
+    largest_spread = 0.0
+    for path, t in _results(expected).items():
+        where = f"result '{path}' " if path else ""
+        if path not in theirs or theirs[path].shape != t.shape:
+            other = tuple(theirs[path].shape) if path in theirs else "nothing"
+            return f"{where}shape {other} instead of {tuple(t.shape)}"
+        if t.numel() == 0 or not t.is_floating_point():
+            continue
+        size = float(t.abs().amax())
+        if not 0 < size < float("inf"):
+            continue
+        gap = float((theirs[path] - t).abs().amax()) / size
+        if not gap <= tolerance(t):
+            return f"{where}results differ by {gap:.1e} of their size"
+        largest_spread = max(largest_spread, float((t - t[:1]).abs().amax()) / size / tolerance(t))
+    return "" if largest_spread > 2 else None
 
 
-def _folding_problem(
-    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
-) -> str | None:
-    members = ensemble.num_members
-    rows = min(2, *[_size(tree, path, dim) for path, dim in batched.items()])
-    small = narrow(dict(tree), batched, 0, rows)
-    axis = ensemble.axis
-    with evaluating(ensemble), axis.probe(), axis.only(0, members):
-        one_by_one = []
-        for m in range(members):
-            with axis.only(m, m + 1):
-                one_by_one.append(ensemble.run(small, dict(batched), rows, False))
-        expected = logits_of(join(one_by_one, [1] * members))
-        try:
-            got = logits_of(ensemble.run(small, dict(batched), rows, False))
-        except Exception as e:
-            return (str(e) or type(e).__name__).splitlines()[0]
-    return _difference(got, expected)
+def tolerance(t: Tensor) -> float:
+    """Difference that rounding may make, as a share of the largest value."""
+    return 1e-3 if t.dtype in (torch.float32, torch.float64) else 5e-2
 
 
-def _difference(got: Tensor, expected: Tensor) -> str | None:
-    """What is wrong with members' logits (M, B, …); None if these cannot tell members apart."""
-    if got.shape != expected.shape:
-        return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
-    if expected.numel() == 0:
-        return None
-    tolerance = _tolerance(expected)
-    size = float(expected.abs().amax())
-    if not size > 0 or size == float("inf"):
-        return None
-    gap = float((got - expected).abs().amax()) / size
-    if not gap <= tolerance:
-        return f"results differ by {gap:.1e} of their size"
-    spread = float((expected - expected[:1]).abs().amax()) / size
-    return "" if spread > 2 * tolerance else None
-
-
-def _versions(results: Any) -> list[int]:
-    """How often each tensor was written to; those made in inference mode do not know."""
-    found: list[int] = []
-    map_tensors(lambda t, _: found.append(0 if t.is_inference() else t._version), results)
+def _results(tree: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    map_tensors(lambda t, path: found.setdefault(path, t), tree)
     return found
 
 
 class _RowBytes:
-    """Looks at the inputs of a network's norms: bytes of the largest, for one row."""
+    """The bytes of the largest input of a network's norms, for one sample of one member."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-        self.largest = 0
-        self._handles: list[Any] = []
+    def __init__(self) -> None:
+        self.found = 0
 
-    def __enter__(self) -> None:
-        for module in self.network.modules():
-            if isinstance(module, MemberNorm):
-                self._handles.append(module.register_forward_pre_hook(self._look))
+    @contextmanager
+    def of(self, network: nn.Module) -> Iterator[None]:
+        """Look at the norms of a network for the time of the block."""
+        norms = [m for m in network.modules() if isinstance(m, MemberNorm)]
+        handles = [m.register_forward_pre_hook(self._look) for m in norms]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _look(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim() and len(args[0]):
             x = args[0]
-            self.largest = max(self.largest, x.numel() * x.element_size() // len(x))
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-
-def shared_prefix(
-    ensemble: MemberPasses, tree: Mapping[str, Any], batched: Mapping[str, int]
-) -> tuple[Prefix | None, str | None]:
-    """Find the shared prefix of a network and compare a prediction with and without it.
-
-    Returns:
-        the prefix, or None; and what the report says about it: "" if nothing, None if these inputs
-        cannot tell.
-    """
-    members, axis = ensemble.num_members, ensemble.axis
-    rows = 2
-    small, larger = resized(tree, batched, rows), resized(tree, batched, rows + 1)
-    with evaluating(ensemble), axis.only(0, members):
-        prefix = find_prefix(ensemble.network, axis, [small, larger])
-        if prefix is None or not prefix.alike():
-            return None, ""
-        with axis.probe():
-            recorded = prefix.record(ensemble.network, small)
-            if recorded is None:
-                return None, ""
-
-            def replay(results: list[Any]) -> Any:
-                with prefix.replaying(results, axis.active):
-                    return ensemble.run(small, dict(batched), rows, False)
-
-            versions = _versions(recorded)
-            expected, one_by_one = [], []
-            for m in range(members):
-                with axis.only(m, m + 1):
-                    expected.append(ensemble.run(small, dict(batched), rows, False))
-                    one_by_one.append(logits_of(replay(recorded)))
-            wanted = logits_of(join(expected, [1] * members))
-            problem = _difference(torch.cat(one_by_one), wanted)
-            if _versions(recorded) != versions:
-                problem = "the network writes into a result of these layers"
-            if problem == "" and ensemble.schedule != "sequential":
-                try:
-                    folded = logits_of(replay(recorded))
-                except Exception as e:
-                    problem = (str(e) or type(e).__name__).splitlines()[0]
-                else:
-                    problem = _difference(folded, wanted)
-    if problem is None:
-        return None, None
-    where = next(n for n, m in ensemble.network.named_modules() if m is prefix.end)
-    if problem:
-        return None, f"nothing is shared before '{where}': {problem}"
-    names = prefix.names if len(prefix.names) < 6 else [*prefix.names[:4], "…", prefix.names[-1]]
-    return prefix, f"computed once for all members, before '{where}': {', '.join(names)}"
-
-
-def check_preserved(
-    ours: Tensor, theirs: Tensor, ensemble: MemberPasses, args: Any, kwargs: Any
-) -> str:
-    """Compare the members' logits (M, B, …) with the base's (B, …), which they must reproduce.
-
-    Returns:
-        "", or what to tell the user where float32 itself is too coarse to decide: the members'
-        answers then move as much when they are computed in float64.
-
-    Raises:
-        ConversionError: if they differ by more than 1e-3 of the largest logit (5e-2 in half
-            precision), and rounding does not explain it.
-    """
-    name = ensemble.report.model
-    size = max(float(theirs.abs().amax()), 1e-30)
-    gap = float((ours - theirs).abs().amax()) / size
-    if gap <= _tolerance(theirs):
-        return ""
-    rounding = _rounding(ours, ensemble, args, kwargs) / size
-    if gap <= 3 * rounding:
-        return (
-            f"on the example, rounding in float32 moves the logits of this {name} by "
-            f"{rounding:.1e} of the largest one: too much to tell whether the converted network "
-            f"reproduces the base (largest difference {gap:.1e}). Give inputs like those it was "
-            "trained on, or check convert(model.double(), …)"
-        )
-    raise ConversionError(
-        f"the converted {name} does not reproduce the base on the example "
-        f"(largest difference {gap:.1e} of the largest logit). A norm is applied in a way "
-        "its class does not show; leave it out with layers=…"
-    )
-
-
-def _rounding(ours: Tensor, ensemble: MemberPasses, args: Any, kwargs: Any) -> float:
-    """Largest difference of float32 logits from those computed in float64; 0 if that fails."""
-    if ours.dtype != torch.float32:
-        return 0.0
-
-    def double(x: Tensor, _: str) -> Tensor:
-        return x.double() if x.dtype == torch.float32 else x
-
-    args, kwargs = map_tensors(double, args), map_tensors(double, kwargs)
-    try:
-        exact = copy.deepcopy(ensemble).double()
-        with evaluating(exact):
-            return float((logits_of(exact(*args, **kwargs)) - ours).abs().amax())
-    except Exception:  # no float64 on this device, or a cast to float32 in the network
-        return 0.0
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every submodule gets back the mode it had."""
-    training = [m for m in module.modules() if m.training]
-    try:
-        if training:
-            module.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for m in training:
-            m.training = True
-
-
-def resized(tree: Mapping[str, Any], batched: Mapping[str, int], rows: int) -> dict[str, Any]:
-    """Inputs with a batch of ``rows``: those of the tree, over and over."""
-
-    def pick(x: Tensor, path: str) -> Tensor:
-        if path not in batched:
-            return x
-        index = torch.arange(rows, device=x.device) % x.shape[batched[path]]
-        return x.index_select(batched[path], index)
-
-    return map_tensors(pick, dict(tree))
-
-
-def _tolerance(logits: Tensor) -> float:
-    return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 5e-2
-
-
-def _size(tree: Mapping[str, Any], path: str, dim: int) -> int:
-    sizes: list[int] = []
-    map_tensors(lambda t, p: sizes.append(t.shape[dim]) if p == path else t, dict(tree))
-    return sizes[0]
+            self.found = max(self.found, x.numel() * x.element_size() // len(x))

@@ -24,7 +24,6 @@ from sigmanens.evaluation import (
     vim,
 )
 from sigmanens.evaluation.calibration import (
-    TEMPERATURE_BOUNDS,
     apply_temperature,
     calibrated_nll,
     fit_temperature,
@@ -62,7 +61,6 @@ from sigmanens.evaluation.vim import ViM
 
 __all__ = [
     "KNN",
-    "TEMPERATURE_BOUNDS",
     "Difference",
     "Equivalent",
     "FeatureScore",

@@ -6,28 +6,42 @@ Averaging changes the temperature, so scaling comes after it: softmax(log p̄ / 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sigmanens.errors import InputError
-from sigmanens.evaluation.metrics import as_labels, as_log_probs, sample_nll
-
-TEMPERATURE_BOUNDS = (1e-2, 1e4)
-"""Smallest and largest temperature that :func:`fit_temperature` returns."""
+from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.evaluation.metrics import as_labels, as_log_probs, as_tensor, sample_nll
 
 _MAX_STEPS = 200
+_FLAT = 1e-12  # differences of log-probabilities that are none
+_NEVER = 1e-6  # a β at which the largest difference that is left counts for nothing
+_ALL_RIGHT = (
+    "every sample is classified right, so that the NLL falls as T goes to 0 and has no minimum. "
+    "Hold out more samples, or samples that training has not seen"
+)
+_CHANCE = (
+    "the labels are no more probable than by chance, so that the NLL falls as T grows without end. "
+    "Look for labels in another order than the classes, or for a training that has diverged"
+)
 
 
 def fit_temperature(log_probs: Any, labels: Any) -> float:
     """Temperature T > 0 that minimises the mean NLL of softmax(log p / T) (arXiv 1706.04599).
 
-    The NLL is convex in 1/T; its derivative is brought to 0 by Newton steps in log T that fall
-    back on bisection, which is deterministic and cannot diverge. The search is limited to
-    :data:`TEMPERATURE_BOUNDS`. A result equal to a bound says that the data set no finite optimum:
-    every sample classified right drives T to the lower one, predictions worse than chance to the
-    upper one. Distributions that are all uniform leave T undetermined and give 1.
+    The NLL is convex in β = 1/T. Its slope at β = 0 and at β → ∞ says whether there is a minimum in
+    between. If there is, however small or large T may be, it is found to 12 digits. If there is
+    none, T stays at 1 and a warning says why:
+
+    * every sample is classified right: the NLL falls as T → 0;
+    * the labels are no more probable than by chance: the NLL falls as T → ∞.
+
+    Rows that are the same at any T (uniform, or certain and right) give 1.
+
+    For several labels per sample take :meth:`sigmanens.Prediction.rows`, whose temperature acts on
+    the averaged logit of each label.
 
     Args:
         log_probs: averaged distribution of held-out samples: (B, C), nats.
@@ -36,6 +50,19 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
     Raises:
         InputError: bad input, or a label with probability 0 (its NLL is infinite at every T).
     """
+    temperature, problem = search_temperature(log_probs, labels)
+    if problem:
+        warnings.warn(
+            f"the {len(as_tensor(labels, 'labels'))} samples set no temperature, which stays at 1: "
+            f"{problem}",
+            SigmaNensWarning,
+            stacklevel=2,
+        )
+    return temperature
+
+
+def search_temperature(log_probs: Any, labels: Any) -> tuple[float, str]:
+    """:func:`fit_temperature` without its warning: T, and why there is no minimum, or ""."""
     log_p = as_log_probs(log_probs)
     target = log_p.gather(1, as_labels(labels, log_p)[:, None])
     impossible = int(torch.isneginf(target).sum())
@@ -45,17 +72,29 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
             "temperature; compute log_softmax of the logits in float32 or float64, not log(softmax)"
         )
     gap = log_p - target
-    if gap.masked_fill(torch.isneginf(gap), 0).abs().max() <= 1e-12:
-        return 1.0
-    coldest, hottest = TEMPERATURE_BOUNDS
-    if _slope(gap, 1 / coldest)[0] <= 0:
-        return coldest
-    if _slope(gap, 1 / hottest)[0] >= 0:
-        return hottest
+    scale = float(gap.masked_fill(torch.isneginf(gap), 0).abs().max())
+    if scale <= _FLAT:
+        return 1.0, ""
+    # A class that leads by no more than the input was rounded by is level with the label.
+    rounding = torch.finfo(as_tensor(log_probs, "log_probs").dtype).eps * float(
+        log_p.masked_fill(torch.isneginf(log_p), 0).abs().max()
+    )
+    if gap.max() <= max(rounding, _FLAT):
+        return 1.0, _ALL_RIGHT
+    if _slope(gap, _NEVER / scale)[0] >= 0:
+        return 1.0, _CHANCE
+    return 1 / _root(gap, 1 / scale, _NEVER / scale), ""
 
-    # theta = log(1/T). The slope is negative at `low` and positive at `high`.
-    low, high, theta = -math.log(hottest), -math.log(coldest), 0.0
-    step = before = high - low
+
+def _root(gap: Tensor, beta: float, least: float) -> float:
+    """The β at which the slope of the NLL is 0, from a first guess and a β where it is negative.
+
+    Newton steps in log β, which fall back on bisection: deterministic, and cannot diverge.
+    """
+    low, high, theta = math.log(least), math.log(beta), math.log(beta)
+    while _slope(gap, math.exp(high))[0] <= 0:
+        high += 2
+    before = high - low
     for _ in range(_MAX_STEPS):
         beta = math.exp(theta)
         slope, curvature = _slope(gap, beta)
@@ -63,10 +102,10 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
         newton = theta - slope / (beta * curvature) if curvature > 0 else math.inf
         fast = low <= newton <= high and abs(newton - theta) <= abs(before) / 2
         candidate = newton if fast else (low + high) / 2
-        before, step, theta = step, candidate - theta, candidate
-        if abs(step) < 1e-12:
+        before, theta = candidate - theta, candidate
+        if abs(before) < 1e-12:
             break
-    return math.exp(-theta)
+    return math.exp(theta)
 
 
 def apply_temperature(log_probs: Any, temperature: float) -> Tensor:
@@ -95,7 +134,8 @@ def calibrated_nll(
 
     The negative of the calibrated log-likelihood (Ashukha et al. 2020, arXiv 2002.06470): random
     halves, T fitted on one and scored on the other, both ways, mean over the repeats. With more
-    folds, T is fitted on all folds but the one scored.
+    folds, T is fitted on all folds but the one scored. Parts without an optimum are scored at T = 1
+    (see :func:`fit_temperature`).
 
     Args:
         log_probs: averaged distribution of the test samples: (B, C), nats.
@@ -126,7 +166,7 @@ def calibrated_nll(
         for held_out in range(folds):
             test = parts[held_out]
             fit = torch.cat(parts[:held_out] + parts[held_out + 1 :])
-            temperature = fit_temperature(log_p[fit], target[fit])
+            temperature = search_temperature(log_p[fit], target[fit])[0]
             tempered = apply_temperature(log_p[test], temperature)
             total += sample_nll(tempered, target[test]).sum().item()
     return total / (repeats * len(log_p))

@@ -92,7 +92,8 @@ def check_rows_sum_to_one(log_probs: Tensor, name: str, dtype: torch.dtype) -> N
             f"the probabilities in the rows of {name} sum to between {sums.min():.4g} and "
             f"{sums.max():.4g}; expected 1: natural-log probabilities (log_softmax of logits, "
             "or the log of probabilities). Average members with log_mean_exp, not the mean of "
-            "their logs; do not widen values that were rounded to 16 bits"
+            "their logs; do not widen values that were rounded to 16 bits. Of several labels per "
+            "sample, give one row each: Prediction.rows(labels)"
         )
 
 

@@ -38,9 +38,10 @@ def export_onnx(
 
     Inputs carry the names they have in the base's ``forward``, outputs those of
     :class:`~sigmanens.Prediction`: ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), ``entropy``,
-    ``expected_entropy`` and ``modulation`` (B, …) in nats. The batch dimension is dynamic and
-    called ``batch``; all other sizes are those of the example. Weights of more than 1 GiB go into
-    a file ``<name>.data`` beside it. An older file is replaced only by one that was verified.
+    ``expected_entropy`` and ``modulation`` (B, …) in nats, for the ensemble's task. The batch
+    dimension is dynamic and called ``batch``; all other sizes are those of the example. Weights of
+    more than 1 GiB go into a file ``<name>.data`` beside it. An older file is replaced only by one
+    that was verified.
 
     Args:
         ensemble: M members, in any mode and on any device; left as it is.

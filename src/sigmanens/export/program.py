@@ -6,7 +6,6 @@ What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, t
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -18,18 +17,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.ensemble.inputs import (
-    batch_size,
-    call_arguments,
-    find_batched,
-    input_tree,
-    resolve_batch_dims,
-    split_tree,
-)
+from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
-from sigmanens.passes.trees import expand, map_tensors
+from sigmanens.passes.trees import map_tensors
 
 __all__ = [
     "BATCH",
@@ -55,8 +48,9 @@ def export_program(
     any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
     ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
     ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights and the temperature of this moment; it does not look for NaN. Members
-    share passes as ``ensemble.schedule`` says: all in one unless it is changed.
+    a copy of the weights, the example, the temperature and the task (softmax, or a sigmoid for
+    each label) of this moment; it does not look for NaN. Members share passes as
+    ``ensemble.schedule`` says: all in one unless it is changed.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -93,9 +87,11 @@ class InferenceModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
-        with self.ensemble.axis.only(0, self.members):
+        with self.ensemble.axis.choosing(start=0, stop=self.members):
             logits = logits_of(self.ensemble(*args, **kwargs))
-        prediction = Prediction.from_logits(logits, self.temperature, self.class_dim)
+        prediction = Prediction.from_logits(
+            logits, self.temperature, self.class_dim, self.ensemble.task
+        )
         return {name: getattr(prediction, name) for name in OUTPUTS}
 
 
@@ -137,20 +133,26 @@ class Task:
         device: torch.device | None = None,
     ) -> Task:
         """Copy an ensemble and try it on the example; see :func:`export_program`."""
-        args, kwargs = call_arguments(example)
+        args, kwargs = call_arguments(example, ensemble.network)
         dims = resolve_batch_dims(ensemble.network, ensemble.plan.batch_dims)
-        size = batch_size(args, kwargs, dims)
-        tree = input_tree(args, kwargs)
-        twin = copy.deepcopy(ensemble).eval().requires_grad_(False)
+        inputs = Inputs.of(args, kwargs, dims)
+        if inputs.whole:
+            raise ExportError(
+                f"input {', '.join(map(repr, inputs.whole))} is an object that holds tensors; "
+                "expected tensors, or tuples, lists and dicts of them"
+            )
+        twin = deep_copy(ensemble).eval().requires_grad_(False)
         if device is not None:
             twin = twin.to(device)
-            tree = map_tensors(lambda x, _: x.to(device), tree)
+        # Copies: a file keeps the example, and with a view all that it is a view of.
+        tree = map_tensors(lambda x, _: x.detach().to(device).clone(), dict(inputs.tree))
+        inputs = replace(inputs, tree=tree)
         # By trial, what a trace cannot: finite results, and that folding keeps members apart.
-        inputs = tree if kwargs else tuple(tree.values())
-        twin.predict(inputs, members=members, class_dim=class_dim)
-        batched, _ = find_batched(tree, size, dims)
-        if size == 1:  # which a trace would take for a constant
-            tree = expand(tree, batched, 2)
+        given = inputs.tree if kwargs else tuple(inputs.tree.values())
+        twin.predict(given, members=members, class_dim=class_dim)
+        if inputs.size == 1:  # which a trace would take for a constant
+            inputs = inputs.expand(2)
+        tree, batched = dict(inputs.tree), dict(inputs.batched)
         declared = {path: batched.get(path) for path in tensors(tree)}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
         copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
@@ -161,8 +163,8 @@ class Task:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword inputs."""
-        args, kwargs = split_tree(self.tree)
-        return tuple(args), kwargs
+        args = tuple(v for k, v in self.tree.items() if k.isdigit())
+        return args, {k: v for k, v in self.tree.items() if not k.isdigit()}
 
     def resized(self, rows: int) -> Task:
         """The same with a batch of ``rows``: those of the tree, over and over."""
@@ -211,7 +213,10 @@ class Task:
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
             warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        for held in (program.state_dict, program.constants):
+            held.update({key: _own_memory(value) for key, value in held.items()})
+        return program
 
     def failure(self, what: str, error: Exception, attempt: Callable[[Task], Any]) -> ExportError:
         """What to raise for ``error``: says whether the first member's plain network fails too."""
@@ -229,6 +234,16 @@ class Task:
         else:
             verdict = f"The plain {name} of member 0 passes: export ens.member(i) one by one"
         return ExportError(f"{what} failed for this {name}: {why}. {verdict}")
+
+
+def _own_memory(value: Any) -> Any:
+    """A tensor without the rest of the memory that it is a view of; anything else as it is."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return value
+    if value.untyped_storage().nbytes() <= value.numel() * value.element_size():
+        return value
+    own = value.detach().clone()
+    return nn.Parameter(own, value.requires_grad) if isinstance(value, nn.Parameter) else own
 
 
 def reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
@@ -26,7 +27,8 @@ class EnsembleOutput(ModelOutput):
 
     Attributes:
         loss: (), in training the members' mean loss plus the penalty, in evaluation without it.
-        logits: log of the averaged probabilities, temperature applied: (B, C), nats.
+        logits: log of the averaged probabilities, or under multilabel the averaged logits, whose
+            sigmoid is the averaged probability; temperature applied: (B, C), nats.
         member_logits: each member's logits: (B, M, C).
         entropy: of the untempered average: (B,), nats; = expected_entropy + modulation.
         expected_entropy: mean entropy of the members: (B,), nats.
@@ -45,11 +47,12 @@ class EnsembleForClassification(nn.Module):
     """An ensemble that takes inputs by name, labels among them, and gives an EnsembleOutput.
 
     Args:
-        ensemble: of a network with one label per sample.
-        loss_fn: cross-entropy without a penalty by default.
+        ensemble: of a network with one row of logits per sample.
+        loss_fn: without a penalty by default, cross-entropy or, if the ensemble's task is
+            multilabel (``problem_type="multi_label_classification"``), binary cross-entropy.
 
     Raises:
-        InputError: if the base is configured for regression or several labels per sample.
+        InputError: if the base is configured for regression, or the loss is not for its task.
     """
 
     accepts_loss_kwargs = True  # the Trainer may pass num_items_in_batch
@@ -64,15 +67,20 @@ class EnsembleForClassification(nn.Module):
         config = getattr(ensemble.network, "config", None)
         if config is not None:
             self.config = config
-            kind = getattr(config, "problem_type", None)
-            if kind not in (None, "single_label_classification"):
-                raise InputError(
-                    f"the base has problem_type={kind!r}; expected 'single_label_classification': "
-                    "members are averaged as distributions over classes, of which one is right"
-                )
+        if ensemble.task == "regression":
+            raise InputError(
+                "the task of the ensemble is regression (problem_type of its base, or the loss); "
+                "expected classes or labels, whose probabilities can be averaged"
+            )
         self.main_input_name = getattr(ensemble.network, "main_input_name", "input_ids")
         self.ensemble = ensemble
-        self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
+        if loss_fn is None:
+            several = ensemble.task == "multilabel"
+            loss_fn = EnsembleLoss(
+                F.binary_cross_entropy_with_logits if several else F.cross_entropy
+            )
+        self.loss_fn = loss_fn
+        loss_fn.state_task(ensemble)
 
     def forward(
         self,
@@ -83,7 +91,8 @@ class EnsembleForClassification(nn.Module):
         """Run all members.
 
         Args:
-            labels: class indices (B,), int64, or soft labels (B, C).
+            labels: class indices (B,), int64, or soft labels (B, C); in a multilabel task 0 or 1
+                for each label (B, C), float.
             num_items_in_batch: labels in all batches of one optimizer step. The loss is then this
                 batch's share, so that accumulated gradients are those of one large batch, the
                 penalty counted once.
@@ -113,16 +122,33 @@ class EnsembleForClassification(nn.Module):
             loss = loss * (labels.ne(-100).sum() / num_items_in_batch)  # type: ignore[union-attr]
         # With labels the loss alone has gradients: nobody trains on the average by accident.
         prediction = Prediction.from_logits(
-            logits if labels is None else logits.detach(), float(self.ensemble.temperature)
+            logits if labels is None else logits.detach(),
+            float(self.ensemble.temperature),
+            task=self.ensemble.task,
         )
         return EnsembleOutput(
             loss=loss,
-            logits=prediction.log_probs,
+            logits=prediction.logits,
             member_logits=logits.detach().transpose(0, 1).contiguous(),
             entropy=prediction.entropy,
             expected_entropy=prediction.expected_entropy,
             modulation=prediction.modulation,
         )
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The base's, which all members share: NEFTune adds its noise to what they give.
+
+        Raises:
+            InputError: if the base does not say where they are.
+        """
+        network: Any = self.ensemble.network
+        if not hasattr(network, "get_input_embeddings"):
+            raise InputError(
+                f"neftune_noise_alpha adds noise to embeddings, but this {type(network).__name__} "
+                "has no get_input_embeddings(). Leave the option out"
+            )
+        found: nn.Module = network.get_input_embeddings()
+        return found
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """As for the base; the Trainer of transformers 4 asks for it by this name."""

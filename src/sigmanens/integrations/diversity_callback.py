@@ -13,14 +13,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity, diagnosis, measures
-from sigmanens.diversity.diagnosis import Finding, Limits
-from sigmanens.diversity.probes import dropout_disagreement, nlls, pull_norms
+from sigmanens.diversity.diagnosis import Finding, dropout_disagreement, nlls, pull_norms
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import call_arguments
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.ensemble.trial import evaluating
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.integrations.lightning import EnsembleModule
+from sigmanens.passes.modes import evaluating
 from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["DiversityMonitor", "inputs_and_labels"]
@@ -45,11 +44,11 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
 
 
 class DiversityMonitor(Callback):
-    """Log how different the members are; warn when that goes wrong, each time with the numbers.
+    """Log how different the members are, and warn when that goes wrong.
 
-    On scales, at every one of the first steps and then every ``trainer.log_every_n_steps``:
-    "cosine", "owners" and "saturation" of the norms that the penalty acts on (without one, those of
-    the paper's rule); "tau" and "weight" as they stand, if they move. On a validation batch:
+    In each of the first steps, and then every ``trainer.log_every_n_steps``, it logs "cosine",
+    "owners" and "saturation" of the norms that the penalty acts on (without one, those of the
+    paper's rule), and "tau" and "weight" if they change in training. On a validation batch it logs
     "disagreement" (fraction), "jensen_gap" and "modulation" (nats).
 
     The :class:`SigmaEnsemble` and the penalty (an attribute that is an :class:`EnsembleLoss` or a
@@ -58,15 +57,15 @@ class DiversityMonitor(Callback):
     (M, B, C), and has no measures of scales; linear scales have no owners and no saturation, one
     member has no measure at all.
 
-    Five :class:`SigmaNensWarning`, each once a training, see :mod:`sigmanens.diversity.diagnosis`:
+    It gives five warnings (:class:`SigmaNensWarning`), each once a training, by the thresholds of
+    :mod:`sigmanens.diversity.diagnosis`:
 
     * *one model*, on the validation batch after ``first_steps``: the members answer alike, or
       differ less than one of them does from itself under dropout. Averaging gains nothing.
-    * *frozen partition*, in the first steps: the scales are parted and saturated, so that the
-      penalty, not the task, has shared out the channels. From γ ~ N(0, 1) the cosine is 0.85 and
-      about 0.0001 of the scales are saturated.
-    * *outweighed task*, over the first steps in which the penalty acts (fewer in a shorter
-      training): it pulls at the scales ``outweighs`` times as hard as the task.
+    * *frozen partition*, in the first steps: the scales are parted and saturated. The penalty, not
+      the task, has shared out the channels.
+    * *outweighed task*, over the first steps in which the penalty acts: it pulls at the scales ten
+      times as hard as the task.
     * *flat dial*, at the start: τ lies where turning it changes little (for M ≥ 3).
     * *weak members*, at the end, if ``single_nll`` is given: members have lost more against one
       network than averaging gains.
@@ -75,8 +74,6 @@ class DiversityMonitor(Callback):
         batch: the validation batch, measured after each training epoch; by default the first batch
             of every validation, for which the Lightning module needs a ``validation_step``.
         first_steps: optimizer steps that count as the start.
-        disagreement, relative_modulation, same_cosine, parted_cosine, saturated, outweighs:
-            thresholds, see :class:`sigmanens.diversity.diagnosis.Limits`.
         single_nll: NLL of one network, trained in the same way, on the validation batch, nats.
         unpack: ``batch -> (x, y)``, y class indices (B,); :func:`inputs_and_labels` by default.
         prefix: of the logged names.
@@ -87,7 +84,7 @@ class DiversityMonitor(Callback):
         findings: what has been warned of, see :class:`sigmanens.diversity.diagnosis.Finding`.
 
     Raises:
-        InputError: if ``first_steps`` is below 1 or a threshold is out of range.
+        InputError: if ``first_steps`` is below 1.
     """
 
     def __init__(
@@ -95,12 +92,6 @@ class DiversityMonitor(Callback):
         batch: Any = None,
         *,
         first_steps: int = 20,
-        disagreement: float = 1e-3,
-        relative_modulation: float = 1e-3,
-        same_cosine: float = 0.99,
-        parted_cosine: float = 0.3,
-        saturated: float = 0.5,
-        outweighs: float = 10.0,
         single_nll: float | None = None,
         unpack: Callable[[Any], tuple[Any, Tensor]] = inputs_and_labels,
         prefix: str = "diversity/",
@@ -109,9 +100,6 @@ class DiversityMonitor(Callback):
         if isinstance(first_steps, bool) or not isinstance(first_steps, int) or first_steps < 1:
             raise InputError(f"first_steps is {first_steps!r}; expected an integer ≥ 1")
         self.first_steps = first_steps
-        self.limits = Limits(
-            disagreement, relative_modulation, same_cosine, parted_cosine, saturated, outweighs
-        )
         self.single_nll = single_nll
         self.batch = batch
         self.unpack = unpack
@@ -134,8 +122,7 @@ class DiversityMonitor(Callback):
         # Two members end with one owner of each channel at any τ: there is nothing to warn of.
         if ensemble is None or ensemble.num_members < 3 or "owners" not in found:
             return
-        if diversity is not None and diversity.feedback is None:
-            diversity.set_tau(ensemble)
+        if diversity is not None and not callable(diversity.tau):
             self._warn(diagnosis.flat_dial(diversity.tau, ensemble.num_members))
 
     def on_before_optimizer_step(
@@ -144,7 +131,7 @@ class DiversityMonitor(Callback):
         if len(self._pulls) >= self.first_steps:
             return
         ensemble, diversity = _ensemble(pl_module), _diversity(pl_module)
-        if ensemble is None or diversity is None or diversity.applied == 0:
+        if ensemble is None or diversity is None or diversity.current()[1] == 0:
             return
         if all(m.scale_logit.grad is not None for m in ensemble.sigma_norms().values()):
             pulls = pull_norms(ensemble, diversity)
@@ -170,15 +157,13 @@ class DiversityMonitor(Callback):
         if not found:
             return
         diversity = _diversity(pl_module)
-        if diversity is not None and diversity.moving:
-            found |= {"tau": diversity.tau, "weight": diversity.weight * diversity.applied}
+        if diversity is not None and diversity.moves:
+            found |= dict(zip(("tau", "weight"), diversity.current(), strict=True))
         self.history.append({"step": step, **found})
         pl_module.log_dict({self.prefix + k: v for k, v in found.items()}, batch_size=1)
         if step <= self.first_steps and "saturation" in found:
             cosine, saturation = found["cosine"], found["saturation"]
-            self._warn(
-                diagnosis.frozen_partition(cosine, saturation, step=step, limits=self.limits)
-            )
+            self._warn(diagnosis.frozen_partition(cosine, saturation, step=step))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.batch is not None:
@@ -214,7 +199,11 @@ class DiversityMonitor(Callback):
             logits = _member_logits(pl_module, x)
         if len(logits) < 2:
             return
-        prediction = Prediction.from_logits(logits.double())
+        ensemble = _ensemble(pl_module)
+        task = None if ensemble is None else ensemble.task
+        prediction = Prediction.from_logits(logits.double(), task=task)
+        if task == "multilabel":  # each label counts as a sample of two classes
+            _, labels, logits = prediction.rows(labels)
         found = {
             "disagreement": measures.disagreement(logits),
             "jensen_gap": measures.jensen_gap(logits, labels),
@@ -233,8 +222,8 @@ class DiversityMonitor(Callback):
         if step < self.first_steps:
             return
         noise = 0.0
-        if found["disagreement"] < _UNSURE:
-            noise = dropout_disagreement(_ensemble(pl_module) or pl_module, x)
+        if found["disagreement"] < _UNSURE and task != "multilabel":
+            noise = dropout_disagreement(ensemble or pl_module, x)
         self._warn(
             diagnosis.one_model(
                 found["disagreement"],
@@ -243,16 +232,13 @@ class DiversityMonitor(Callback):
                 cosine=_scale_measures(pl_module).get("cosine", math.nan),
                 dropout=noise,
                 step=step,
-                limits=self.limits,
             )
         )
 
     def _judge_pulls(self, diversity: Diversity) -> None:
         penalty, task = (sum(pulls) / len(pulls) for pulls in zip(*self._pulls, strict=True))
-        tau, weight = diversity.tau, diversity.weight
-        self._warn(
-            diagnosis.outweighed_task(penalty, task, tau=tau, weight=weight, limits=self.limits)
-        )
+        tau, weight = diversity.current()
+        self._warn(diagnosis.outweighed_task(penalty, task, tau=tau, weight=weight))
 
     def _warn(self, finding: Finding | None) -> None:
         if finding is not None and finding.kind not in {f.kind for f in self.findings}:
@@ -270,7 +256,7 @@ def _diversity(module: nn.Module) -> Diversity | None:
     found = (v.diversity if isinstance(v, EnsembleLoss) else v for v in kept)
     diversity = next((d for d in found if d is not None), None)
     ensemble = _ensemble(module)
-    if diversity is None or diversity.weight == 0 or ensemble is None or ensemble.num_members < 2:
+    if diversity is None or not diversity.active or ensemble is None or ensemble.num_members < 2:
         return None
     return diversity
 

@@ -7,7 +7,6 @@ precision, several devices) is not here.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -21,11 +20,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
+from sigmanens.diversity.defaults import DEFAULTS
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.evaluation import TEMPERATURE_BOUNDS, fit_temperature
+from sigmanens.errors import InputError
+from sigmanens.evaluation import fit_temperature
+from sigmanens.seeding import own_random_state
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
 
@@ -63,13 +64,18 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
     ``fit`` converts a copy of the network, trains it by SGD with momentum and a cosine schedule,
     and fits a temperature on data it held out.
 
+    Fits of one process take turns, for torch draws for all threads from one generator: a fit with a
+    fixed ``random_state`` is the same with any ``n_jobs`` and backend, but threads (joblib's
+    "threading" backend) do not make a search faster. Processes, joblib's default, do.
+
     Args:
         network: a network with one logit per class, trained or not, which is never changed; a
             callable ``(X.shape[1], number of classes) -> network``; or None for a small
             perceptron on tables.
         members: M ≥ 1.
-        tau: diversity temperature τ > 0.
-        diversity_weight: λ ≥ 0 of the diversity penalty; 0 leaves it out.
+        tau: diversity temperature τ > 0, or a function of the training's progress.
+        diversity_weight: λ ≥ 0 of the diversity penalty, or a function of progress; 0 leaves it
+            out.
         epochs: passes over the training data.
         batch_size: samples per step.
         lr: initial learning rate of the weights; scales take multiples of it.
@@ -95,8 +101,8 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         network: Network = None,
         *,
         members: int = 4,
-        tau: float = 0.5,
-        diversity_weight: float = 1e-3,
+        tau: float | Callable[[float], float] = DEFAULTS["estimator"].tau,
+        diversity_weight: float | Callable[[float], float] = DEFAULTS["estimator"].weight,
         epochs: int = 30,
         batch_size: int = 64,
         lr: float = 0.05,
@@ -133,19 +139,27 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             y: labels (B,) of any type that can be sorted.
 
         Raises:
-            InputError: for a parameter out of its range, a network whose logits do not fit the
-                labels, or too few samples to hold some out. Errors of ``convert`` as named there.
+            InputError: for a parameter out of its range, several labels per sample, a network whose
+                logits do not fit the labels, or too few samples to hold some out. Errors of
+                ``convert`` as named there.
                 ValueError: as scikit-learn raises it for bad arrays.
         """
         self._check_parameters()
-        X, y = validate_data(self, _as_array(X), _as_array(y), dtype=np.float32, allow_nd=True)
+        y = _as_array(y)
+        if getattr(y, "ndim", 0) == 2 and y.shape[1] > 1:
+            raise InputError(
+                f"y has several labels per sample, shape {tuple(y.shape)}; expected one, (B,). "
+                "Train an ensemble with EnsembleLoss(nn.BCEWithLogitsLoss()) instead"
+            )
+        X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held_out = self._split(indices, seed)
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        with own_random_state(*cards):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
             network = self._network(X.shape[1])
@@ -157,10 +171,10 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             if self.device is not None:
                 ensemble.to(self.device)
             self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)
-        self.ensemble_ = ensemble.eval()
-        self.temperature_ = 1.0
-        if len(held_out):
-            self.temperature_ = self._temperature(X[held_out], indices[held_out])
+            self.ensemble_ = ensemble.eval()
+            self.temperature_ = 1.0
+            if len(held_out):
+                self.temperature_ = self._temperature(X[held_out], indices[held_out])
         ensemble.temperature.fill_(self.temperature_)
         return self
 
@@ -219,18 +233,22 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         )
         device = next(ensemble.parameters()).device
         self.loss_curve_ = []
+        step = 0
         ensemble.train()
         for _ in range(self.epochs):
             total = 0.0
             for rows in _batches(torch.randperm(len(x), generator=generator), self.batch_size):
                 inputs, labels = x[rows].to(device), y[rows].to(device)
                 optimizer.zero_grad()
+                if penalty is not None:
+                    penalty.progress = step / steps
                 logits = logits_of(ensemble(inputs))
                 self._check_logits(logits)
                 loss = loss_fn(logits, labels, ensemble)
                 loss.backward()
                 optimizer.step()
                 schedule.step()
+                step += 1
                 total += float(loss.detach()) * len(rows)
             self.loss_curve_.append(total / len(x))
 
@@ -244,17 +262,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
 
     def _temperature(self, x: Array, y: Array) -> float:
         log_probs = self._predict(x, 1.0).log_probs.cpu()
-        found = fit_temperature(log_probs, torch.from_numpy(y))
-        if found in TEMPERATURE_BOUNDS:
-            which = "right" if found == TEMPERATURE_BOUNDS[0] else "worse than by chance"
-            warnings.warn(
-                f"the {len(y)} samples held out are classified {which}, so they do not determine "
-                "a temperature: it stays at 1. Hold out more, or use validation_fraction=0",
-                SigmaNensWarning,
-                stacklevel=3,
-            )
-            return 1.0
-        return found
+        return fit_temperature(log_probs, torch.from_numpy(y))
 
     # -- predicting ------------------------------------------------------------------------------
 

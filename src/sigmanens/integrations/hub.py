@@ -119,6 +119,7 @@ def model_card(
         f"with scales per member ({report.scale}, init {report.init}), heads: {report.head}",
         f"{report.base_parameters + report.added_parameters:,} parameters, of which "
         f"{report.added_parameters:,} are added by the members",
+        f"task: {ensemble.task or 'multiclass'}",
         f"temperature of the averaged distribution: {float(ensemble.temperature):g}",
     ]
     if loss_fn is not None and loss_fn.diversity is not None:

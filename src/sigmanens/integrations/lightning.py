@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sigmanens.diversity import measures
 from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.inputs import call_arguments
 from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
 from sigmanens.integrations.scores import Scores
@@ -26,8 +27,12 @@ SCHEDULES = ("onecycle", "cosine", "multistep", "constant")
 class EnsembleModule(L.LightningModule):
     """Lightning module around anything that maps x to member logits (M, B, C).
 
-    Batches are pairs ``(x, y)``. A :class:`SigmaEnsemble` with ``schedule="sequential"`` is trained
-    one member at a time (:meth:`SigmaEnsemble.backward`), with the memory of one.
+    Batches are pairs ``(x, y)``. ``trainer.predict`` also takes x alone, and returns member logits.
+    A :class:`SigmaEnsemble` with ``schedule="sequential"`` is trained one member at a time
+    (:meth:`SigmaEnsemble.backward`), with the memory of one. Lightning then refuses
+    ``accumulate_grad_batches`` and ``gradient_clip_val``; other schedules take both.
+
+    Lightning's learning-rate finder searches the base rate: every group keeps its multiple of it.
 
     Validation logs ``val_nll``, ``val_accuracy``, ``val_ece`` and ``val_jensen_gap`` of the
     averaged distribution (:class:`~sigmanens.integrations.scores.Scores`), for ``ModelCheckpoint``
@@ -45,11 +50,12 @@ class EnsembleModule(L.LightningModule):
         schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine",
             "multistep" (times ``gamma`` after each epoch of ``milestones``) or "constant"; each
             parameter group keeps its own peak.
-        transform: applied to every x before the network, in validation and testing too.
+        transform: applied to every x before the network, in validation, testing and prediction too.
         split: a training batch holds M·b rows, of which each member of a SigmaEnsemble sees its own
             b (:meth:`SigmaEnsemble.forward`).
 
     Attributes:
+        lr: the base learning rate. What is set before a training starts is what trains.
         history: one dict per epoch: epoch, loss, task, penalty, lr (base rate of the last step)
             and, for a SigmaEnsemble, cosine, owners and saturation of the scales that the penalty
             acts on (without one, those of the paper's rule); what validation logged in this epoch.
@@ -57,7 +63,8 @@ class EnsembleModule(L.LightningModule):
 
     Raises:
         InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1),
-            "multistep" without milestones, or ``split`` of anything but a SigmaEnsemble.
+            "multistep" without milestones, ``split`` of anything but a SigmaEnsemble, or a loss
+            that is not for the ensemble's task.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class EnsembleModule(L.LightningModule):
         self.network = network
         self.split = split
         self.loss_fn = loss_fn
+        loss_fn.state_task(network)
         self.options = {
             "lr": lr, "weight_decay": weight_decay, "scale_lr_mult": scale_lr_mult,
             "head_lr_mult": head_lr_mult,
@@ -114,20 +122,40 @@ class EnsembleModule(L.LightningModule):
         self.history: list[dict[str, float]] = []
         self._sums: dict[str, float] = {}
         self._batches = 0
-        self._rate = lr
+        self._rate = self._configured = lr
         self._scores: dict[int, Scores] = {}
         self._validated: dict[str, float] = {}
         sequential = isinstance(network, SigmaEnsemble) and network.schedule == "sequential"
         self.automatic_optimization = not sequential
 
+    @property
+    def lr(self) -> float:
+        """The base learning rate."""
+        rate = self.options["lr"]
+        assert rate is not None
+        return rate
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self.options["lr"] = rate
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.network(*args, **kwargs)
 
+    def on_fit_start(self) -> None:
+        """Make the optimizer and its schedule anew if a callback has changed ``lr`` meanwhile."""
+        if self._configured != self.lr:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
     def on_train_start(self) -> None:
-        """Tell a penalty that starts late or rises how long the training is."""
+        """Begin to average the losses of an epoch."""
+        self._sums, self._batches = {}, 0  # without the batches of a rate finder
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Tell the penalty how far the training has come."""
         diversity, total = self.loss_fn.diversity, self.trainer.estimated_stepping_batches
         if diversity is not None and math.isfinite(total):
-            diversity.tell_total(int(total))
+            diversity.progress = min(1.0, self.trainer.global_step / total)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step on ``(x, y)``; the loss returned is the total."""
@@ -135,11 +163,9 @@ class EnsembleModule(L.LightningModule):
         group = self.trainer.optimizers[0].param_groups[0]
         self._rate = float(group["lr"]) / group["lr_mult"]
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
-        if self.loss_fn.diversity is not None:
-            self.loss_fn.diversity.step = self.trainer.global_step
         if self.automatic_optimization:
             given = {"split": True} if self.split else {}
-            logits = logits_of(self.network(x, **given))
+            logits = self._logits(x, **given)
             loss = self.loss_fn(logits, y, ensemble, split=self.split)
         else:
             assert ensemble is not None
@@ -163,24 +189,52 @@ class EnsembleModule(L.LightningModule):
                 "and labels"
             )
         x, y = batch
-        return (x if self.transform is None else self.transform(x)), y
+        return self._transformed(x), y
+
+    def _transformed(self, x: Any) -> Any:
+        return x if self.transform is None else self.transform(x)
+
+    def _logits(self, x: Any, **options: Any) -> Tensor:
+        """Member logits (M, B, C) of a tensor, a tuple of positional or a mapping of inputs."""
+        inner = getattr(self.network, "network", self.network)  # of an ensemble, or a rival
+        args, kwargs = call_arguments(x, inner)
+        return logits_of(self.network(*args, **kwargs, **options))
 
     def validation_step(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Add ``(x, y)``, y class indices, to the scores of its data loader."""
+        """Add ``(x, y)`` to the scores of its data loader.
+
+        y: class indices (B, …); labels of 0 and 1 (B, C, …) in a multilabel task.
+        """
         x, y = self._pair(batch)
         if dataloader_idx not in self._scores:
             self._scores[dataloader_idx] = Scores(self.loss_fn.class_dim, self.loss_fn.ignore_index)
         ensemble = self.network if isinstance(self.network, SigmaEnsemble) else None
         temperature = 1.0 if ensemble is None else float(ensemble.temperature)
-        self._scores[dataloader_idx].update(logits_of(self.network(x)), y, temperature)
+        task = self.loss_fn.stated_task if ensemble is None else ensemble.task
+        self._scores[dataloader_idx].update(self._logits(x), y, temperature, task)
 
     def test_step(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """As :meth:`validation_step`."""
         self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Member logits (M, B, C) of a batch ``(x, y)``, ``(x,)`` or x, transformed as in training.
+
+        Raises:
+            InputError: for a tuple or list of another length.
+        """
+        if not isinstance(batch, (tuple, list)):
+            return self._logits(self._transformed(batch))
+        if len(batch) not in (1, 2):
+            raise InputError(
+                f"the data loader gave a {type(batch).__name__} of {len(batch)}; expected pairs "
+                "(x, y), or x alone. Put several inputs into one mapping, or into a tuple as x"
+            )
+        return self._logits(self._transformed(batch[0]))
 
     def on_validation_epoch_start(self) -> None:
         self._scores = {}
@@ -243,14 +297,9 @@ class EnsembleModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["sigmanens_history"] = self.history
-        if self.loss_fn.diversity is not None:
-            checkpoint["sigmanens_diversity"] = self.loss_fn.diversity.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = list(checkpoint.get("sigmanens_history", []))
-        kept = checkpoint.get("sigmanens_diversity")
-        if self.loss_fn.diversity is not None and kept is not None:
-            self.loss_fn.diversity.load_state_dict(kept)
 
     def configure_optimizers(self) -> Any:
         """Optimizer over :func:`~sigmanens.param_groups`, and its rate schedule by step."""
@@ -263,6 +312,8 @@ class EnsembleModule(L.LightningModule):
         else:
             cls = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
             optimizer = cls(groups)
+        optimizer.register_step_pre_hook(_keep_multiples)
+        self._configured = self.lr
         if self.rates == "constant":
             return optimizer
         total = self.trainer.estimated_stepping_batches
@@ -297,3 +348,11 @@ class EnsembleModule(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+
+def _keep_multiples(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Take one rate for all groups, as a rate finder sets it, for the base rate."""
+    groups = optimizer.param_groups
+    if len({g["lr"] for g in groups}) == 1:
+        for group in groups:
+            group["lr"] *= group["lr_mult"]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sigmanens.ensemble.prediction import Prediction
-from sigmanens.errors import InputError
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.diversity import jensen_gap
 
@@ -28,6 +27,9 @@ class Scores:
     both without temperature. Each is a function of sums over samples, so that batches of any size,
     and several processes, give what :mod:`sigmanens.evaluation` gives for all samples at once.
 
+    In a multilabel task every label of a sample counts as a sample of two classes, absent and
+    present: the NLL is the binary cross-entropy, and accuracy the fraction of right labels.
+
     Args:
         class_dim: dimension of the classes in one member's logits.
         ignore_index: label of samples to leave out.
@@ -42,31 +44,33 @@ class Scores:
         self.bins = bins
         self.sums = torch.zeros(4 + 2 * bins, dtype=torch.float64)
 
-    def update(self, logits: Tensor, labels: Tensor, temperature: float = 1.0) -> None:
+    def update(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        temperature: float = 1.0,
+        task: str | None = "multiclass",
+    ) -> None:
         """Add a batch.
 
         Args:
             logits: member logits (M, B, C, …), or with the classes in ``class_dim``.
-            labels: class indices (B, …), integers.
+            labels: class indices (B, …), integers; in a multilabel task 0 or 1 for each label, laid
+                out as one member's logits.
             temperature: T applied to the averaged distribution.
+            task: "multiclass" (or None) or "multilabel".
 
         Raises:
-            InputError: for labels that are no class indices, or shapes that do not fit.
+            InputError: for labels that are no class indices, shapes that do not fit, or a
+                regression.
             NonFiniteError: for NaN or infinite logits.
         """
-        found = Prediction.from_logits(logits.detach(), temperature, self.class_dim)
-        if labels.shape != found.entropy.shape:
-            raise InputError(
-                f"labels have shape {tuple(labels.shape)}; expected class indices of shape "
-                f"{tuple(found.entropy.shape)}, one for each averaged distribution"
-            )
-        target = labels.flatten()
-        counted = target != self.ignore_index
-        target = target[counted]
+        found = Prediction.from_logits(logits.detach(), temperature, self.class_dim, task)
+        if task == "multilabel" and labels.dim() == logits.dim() - 1:
+            labels = labels.movedim(self.class_dim, 1)
+        log_probs, target, members = found.rows(labels, self.ignore_index)
         if not len(target):
             return
-        log_probs = found.log_probs.movedim(1, -1).flatten(0, -2)[counted]
-        members = found.member_log_probs.movedim(2, -1).flatten(1, -2)[:, counted]
         confidence, correct = metrics.top_label(log_probs, target)
         n = len(target)
         totals = torch.tensor(

@@ -38,7 +38,8 @@ class RoutineAdapter(nn.Module):
 
     Raises:
         InputError: if ``ensemble`` is no SigmaEnsemble; in ``forward``, if logits are not
-            (M, B, C), or the ensemble has a temperature that the routine's average would ignore.
+            (M, B, C), the ensemble's task is not multiclass (routines take a softmax), or it has a
+            temperature that the routine's average would ignore.
     """
 
     def __init__(self, ensemble: SigmaEnsemble, average: bool = False) -> None:
@@ -58,6 +59,11 @@ class RoutineAdapter(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M · B, C), member-major; or log-probabilities (B, C)."""
+        if self.ensemble.task not in (None, "multiclass"):
+            raise InputError(
+                f"the task of the ensemble is {self.ensemble.task}; expected multiclass: the "
+                "routines of torch-uncertainty take a softmax over the logits"
+            )
         temperature = float(self.ensemble.temperature)
         if temperature != 1.0 and not self.average:
             raise InputError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -24,14 +23,10 @@ from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
 from sigmanens.integrations.hub import save_folder
-from sigmanens.saving.checkpoint import is_checkpoint, write_atomic
+from sigmanens.saving.checkpoint import is_checkpoint
 from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
-
-
-_DIVERSITY = "diversity.json"
-"""In a Trainer's checkpoint: where a penalty that moves stands."""
 
 
 class EnsembleTrainer(Trainer):
@@ -45,7 +40,8 @@ class EnsembleTrainer(Trainer):
     Args:
         model: the ensemble; or None with ``model_init``, which then returns one.
         args, kwargs: as for ``transformers.Trainer``.
-        loss_fn: cross-entropy without a penalty by default.
+        loss_fn: without a penalty by default, cross-entropy or, if the ensemble's task is
+            multilabel (``problem_type="multi_label_classification"``), binary cross-entropy.
         scale_lr_mult: factor on the rate of the scales (see :func:`sigmanens.param_groups`).
         head_lr_mult: factor on the rate of the members' own heads.
         collect: fields of :class:`EnsembleOutput` that ``evaluate`` and ``predict`` keep. One gives
@@ -75,11 +71,11 @@ class EnsembleTrainer(Trainer):
         odd = [name for name in collect if name not in known]
         if isinstance(collect, str) or odd or not collect:
             raise InputError(f"collect is {collect!r}; expected some of {', '.join(known)}")
-        self.loss_fn = EnsembleLoss() if loss_fn is None else loss_fn
+        self._given_loss = loss_fn
         self.scale_lr_mult, self.head_lr_mult = scale_lr_mult, head_lr_mult
         self.small_checkpoints = small_checkpoints
         self.dropped = [name for name in known if name not in collect]
-        adapted = None if model is None else EnsembleForClassification(model, self.loss_fn)
+        adapted = None if model is None else self._adapted(model)
         super().__init__(adapted, *args, **kwargs)
         if getattr(self, "compute_loss_func", None) is not None:
             raise InputError(
@@ -105,7 +101,12 @@ class EnsembleTrainer(Trainer):
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """The ensemble of ``model_init``, adapted."""
         made: Any = super().call_model_init(trial)
-        return EnsembleForClassification(made, self.loss_fn)
+        return self._adapted(made)
+
+    def _adapted(self, ensemble: SigmaEnsemble) -> EnsembleForClassification:
+        adapted = EnsembleForClassification(ensemble, self._given_loss)
+        self.loss_fn = adapted.loss_fn
+        return adapted
 
     def _smooth_labels(self) -> None:
         """Smooth in the members' losses; the Trainer would do it in the loss of the average."""
@@ -120,6 +121,7 @@ class EnsembleTrainer(Trainer):
             self.loss_fn.class_dim,
             self.loss_fn.ignore_index,
         )
+        self._given_loss = self.loss_fn
         self.label_smoother = None
         self.accelerator.unwrap_model(self.model).loss_fn = self.loss_fn
 
@@ -159,12 +161,10 @@ class EnsembleTrainer(Trainer):
         return scheduler
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As the Trainer's; a penalty that moves is told the step and the number of steps."""
-        diversity = self.loss_fn.diversity
-        if diversity is not None:
-            diversity.step = self.state.global_step
-            if self.state.max_steps > 0:
-                diversity.tell_total(self.state.max_steps)
+        """As the Trainer's; tells the penalty how far the training has come."""
+        diversity, total = self.loss_fn.diversity, self.state.max_steps
+        if diversity is not None and total > 0:
+            diversity.progress = min(1.0, self.state.global_step / total)
         return super().training_step(*args, **kwargs)
 
     # -- inputs and outputs ----------------------------------------------------------------------
@@ -228,11 +228,6 @@ class EnsembleTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert self.model is not None
-        if self.loss_fn.diversity is not None and self.args.should_save:
-            folder = Path(output_dir or str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(self.loss_fn.diversity.state_dict())
-            write_atomic(folder / _DIVERSITY, text.encode())
         if self.small_checkpoints and state_dict is None:  # else a sharded network was gathered
             if not self.args.should_save:
                 return
@@ -248,9 +243,6 @@ class EnsembleTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        kept = Path(resume_from_checkpoint) / _DIVERSITY
-        if self.loss_fn.diversity is not None and kept.exists():
-            self.loss_fn.diversity.load_state_dict(json.loads(kept.read_text(encoding="utf-8")))
         if is_checkpoint(resume_from_checkpoint):
             self.ensemble.load_checkpoint(resume_from_checkpoint)
         else:

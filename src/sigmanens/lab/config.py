@@ -6,9 +6,12 @@ The command line reads this module before anything else, so it imports none of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from sigmanens.conversion.config import ConversionConfig
+from sigmanens.diversity import Diversity, Ramp
+from sigmanens.diversity.defaults import DEFAULTS, Default
 from sigmanens.errors import ConfigError
 from sigmanens.lab.plain import from_plain
 
@@ -17,15 +20,12 @@ __all__ = [
     "MEMBER_BATCHES",
     "DataConfig",
     "DiversityConfig",
-    "EnsembleConfig",
     "ModelConfig",
     "Recipe",
     "TrainConfig",
 ]
 
 MEMBER_BATCHES = ("same", "own", "share")
-SCRATCH_TAU, PRETRAINED_TAU = 1.0, 0.1
-SCRATCH_WEIGHT, PRETRAINED_WEIGHT = 1e-2, 1e-4
 CONTROLS = ("single", "single_temperature", "single_finetuned", "sigmanens_lambda0")
 
 
@@ -178,66 +178,42 @@ class Recipe:
 
 
 @dataclass
-class EnsembleConfig:
-    """The conversion (see ``sigmanens.ensemble.convert``).
-
-    Attributes:
-        members: M.
-        head: "auto", "copy", "fresh" or "shared".
-        head_name: dotted name of the head, where it is not found by itself.
-        layers: regex of the norms to convert; none: all.
-        init: "auto", "preserve", "normal" or "paper".
-        scale: "sigmoid" or "linear".
-        shift: one trained shift per member.
-        train: "all" or "members".
-        schedule: "auto", "folded", "sequential" or members per pass.
-    """
-
-    members: int = 4
-    head: str = "auto"
-    head_name: str | None = None
-    layers: str | None = None
-    init: str = "auto"
-    scale: str = "sigmoid"
-    shift: bool | None = None
-    train: str = "all"
-    schedule: str | int = "auto"
-
-
-@dataclass
 class DiversityConfig:
     """The penalty (see ``sigmanens.Diversity``).
 
     Attributes:
-        tau: softmax temperature τ; none: 1 for a network that is trained from scratch (see
-            docs/results/README.md), 0.1, as published, for one with pretrained weights, or what
-            ``owners`` or ``target_cosine`` make of it.
-        weight: λ; 0: no penalty; none: 0.01 for a network that is trained from scratch, 0.0001 for
-            one with pretrained weights, both as published.
+        tau: softmax temperature τ; none: the default for a network that is trained from scratch, or
+            for one with pretrained weights (docs/dial.md).
+        weight: λ, or a ramp ``{value: 0.01, start: 0.25, length: 0.25}`` in shares of the training;
+            0: no penalty; none: the default, likewise.
         layers: "auto" (the paper's rule), "all" or a regex.
         form: "sum" or "mean".
-        owners: owners per channel that τ is to be set for, in the place of ``tau``.
-        start: no penalty for so long: steps (5), or a share of the training (0.25).
-        ramp: then it rises to its weight for so long, likewise.
-        target_cosine: cosine of the scales that a closed loop steers to.
-        moves: what the loop moves: "tau" (then ``tau`` and ``owners`` are none) or "weight".
     """
 
     tau: float | None = None
-    weight: float | None = None
+    weight: float | Ramp | None = None
     layers: str = "auto"
     form: str = "sum"
-    owners: float | None = None
-    start: int | float = 0
-    ramp: int | float = 0
-    target_cosine: float | None = None
-    moves: str = "tau"
+
+    def tau_for(self, pretrained: bool) -> float:
+        """τ of a training that starts from trained weights, or from random ones."""
+        return _default(pretrained).tau if self.tau is None else self.tau
 
     def weight_for(self, pretrained: bool) -> float:
-        """λ of a training that starts from trained weights, or from random ones."""
-        if self.weight is not None:
-            return self.weight
-        return PRETRAINED_WEIGHT if pretrained else SCRATCH_WEIGHT
+        """λ at the end of such a training."""
+        if isinstance(self.weight, Ramp):
+            return self.weight.value
+        return _default(pretrained).weight if self.weight is None else self.weight
+
+    def penalty(self, tau: float, weight: float) -> Diversity:
+        """The penalty at this τ and λ, with the ramp if there is one."""
+        ramp = isinstance(self.weight, Ramp)
+        dial = replace(self.weight, value=weight) if ramp else weight  # type: ignore[type-var]
+        return Diversity(tau, dial, self.layers, self.form)  # type: ignore[arg-type]
+
+
+def _default(pretrained: bool) -> Default:
+    return DEFAULTS["pretrained" if pretrained else "scratch"]
 
 
 @dataclass
@@ -263,7 +239,7 @@ class TrainConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    ensemble: ConversionConfig = field(default_factory=ConversionConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
     controls: list[str] | None = None
@@ -358,19 +334,19 @@ class TrainConfig:
                 )
 
     @property
-    def penalty(self) -> dict[str, Any]:
-        """Arguments of :class:`sigmanens.Diversity`, τ and λ being set for the kind of training."""
-        given = vars(self.diversity) | {"weight": self.diversity.weight_for(self.model.pretrained)}
-        steered = self.diversity.owners is not None or self.diversity.target_cosine is not None
-        if self.diversity.tau is None and not steered:
-            given["tau"] = PRETRAINED_TAU if self.model.pretrained else SCRATCH_TAU
-        return given
+    def tau(self) -> float:
+        """τ of this training."""
+        return self.diversity.tau_for(self.model.pretrained)
+
+    @property
+    def weight(self) -> float:
+        """λ of this training, at its end."""
+        return self.diversity.weight_for(self.model.pretrained)
 
     @property
     def penalised(self) -> bool:
         """Whether the ensemble is trained with the penalty."""
-        weight = self.diversity.weight_for(self.model.pretrained)
-        return weight > 0 and self.ensemble.members > 1
+        return self.weight > 0 and self.ensemble.members > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as in the YAML file."""

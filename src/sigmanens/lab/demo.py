@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import RunError
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.config import (
     DataConfig,
     DiversityConfig,
-    EnsembleConfig,
     ModelConfig,
     Recipe,
 )
@@ -40,7 +40,7 @@ def demo_study(config: DemoConfig) -> BenchConfig:
         study="digits-demo",
         data=DataConfig(source="digits", limit=config.train),
         model=ModelConfig("digits", {"width": config.width}),
-        ensemble=EnsembleConfig(members=config.members, head="fresh", init="normal"),
+        ensemble=ConversionConfig(members=config.members, head="fresh", init="normal"),
         diversity=DiversityConfig(weight=config.weight),
         recipe=Recipe(epochs=config.epochs, batch_size=50, lr=0.3, weight_decay=0.0),
         methods=["separate", "film", "sigmanens_lambda0", "sigmanens"],

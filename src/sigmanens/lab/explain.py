@@ -6,15 +6,16 @@ a simulation of the optimizer on a few thousand channels. What the task does to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from sigmanens.diversity import theory
+from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
 from sigmanens.diversity.forces import (
-    OPTIMIZERS,
-    Optimizer,
     equal_sharing_curvature,
     force,
     full_sharing_pull,
@@ -25,6 +26,7 @@ from sigmanens.errors import ConfigError
 
 __all__ = ["ExplainConfig", "Explanation", "Setting", "as_config", "explain"]
 
+OPTIMIZERS = ("sgd", "adam", "adamw")
 TAUS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 MILESTONES = (0.5, 0.29, 0.1)  # cosines whose step is told
 
@@ -50,7 +52,7 @@ class ExplainConfig:
     members: int = 4
     tau: float | None = None
     owners: float | None = None
-    weight: float = 1e-2
+    weight: float = DEFAULT_WEIGHT
     optimizer: str = "sgd"
     lr: float = 0.1
     scale_lr_mult: float = 100.0
@@ -144,15 +146,14 @@ def explain(config: ExplainConfig) -> Explanation:
     if config.owners is not None:
         tau = theory.tau_for_owners(config.owners, members)
     else:
-        tau = 0.1 if config.tau is None else config.tau
+        tau = DEFAULT_TAU if config.tau is None else config.tau
     theory.check_temperature(tau)
     generator = torch.Generator().manual_seed(0)
     gamma = torch.randn(members, config.channels, generator=generator)
     settings = [_setting(t, members, weight, gamma) for t in sorted({*TAUS, tau})]
-    optimizer = Optimizer(
-        config.optimizer, config.lr * config.scale_lr_mult, config.momentum, config.nesterov
+    path = trajectory(
+        tau, members, weight, _optimizer(config), channels=config.channels, steps=config.steps
     )
-    path = trajectory(tau, members, weight, optimizer, channels=config.channels, steps=config.steps)
     start = float(path[0])
     milestones = {f"{start / 2:.2f} (half)": steps_to(path, start / 2)}
     milestones |= {f"{cosine:g}": steps_to(path, cosine) for cosine in MILESTONES}
@@ -166,6 +167,16 @@ def explain(config: ExplainConfig) -> Explanation:
         path.tolist(),
         milestones,
     )
+
+
+def _optimizer(config: ExplainConfig) -> Callable[[list[torch.Tensor]], torch.optim.Optimizer]:
+    """Makes the optimizer of the scales, without weight decay."""
+    lr = config.lr * config.scale_lr_mult
+    if config.optimizer == "sgd":
+        nesterov = config.nesterov and config.momentum > 0
+        return partial(torch.optim.SGD, lr=lr, momentum=config.momentum, nesterov=nesterov)
+    cls = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return partial(cls, lr=lr, weight_decay=0.0)
 
 
 def _setting(tau: float, members: int, weight: float, gamma: torch.Tensor) -> Setting:

@@ -34,7 +34,7 @@ def sentences(found: Explanation) -> list[str]:
         speed = f"{found.path[-1]:.2f} after {config.steps} steps"
     hint = ""
     if reached and max(reached.values()) <= 50:
-        hint = " (before a backbone has learnt: delay the penalty with start=0.25, or lower λ)"
+        hint = " (before a backbone has learnt: delay the penalty with a Ramp, or lower λ)"
     return [
         f"Owners: at τ={chosen.tau:.3g}{asked} the penalty alone prefers {chosen.preferred} of "
         f"{config.members} members per channel and reaches {chosen.reached:.2f}, with a cosine of "

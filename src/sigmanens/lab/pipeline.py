@@ -6,7 +6,6 @@ import copy
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 import sigmanens
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import log_mean_exp
@@ -74,9 +72,11 @@ def train_run(
         assert train is not None
         _check_single(config, classes)
         base = _base(config, classes, padding)
-        diversity = Diversity(**config.penalty) if config.penalised else None
+        penalised = config.penalised
+        diversity = config.diversity.penalty(config.tau, config.weight) if penalised else None
         trial = _convert(base, config)  # what cannot work shows before anything is trained
         if diversity is not None:
+            diversity.progress = 0.0
             diversity(trial)
         head = trial.plan.head
         controls = _controls(config, classes, head)
@@ -152,7 +152,7 @@ def train_run(
     ensemble = _convert(base, config)
     method = _method(config)
     done = fit(method, ensemble, EnsembleLoss(diversity=diversity))
-    tau, weight = (None, None) if diversity is None else (diversity.tau, diversity.weight)
+    tau, weight = (config.tau, config.weight) if penalised else (None, None)
     measure(method, ensemble, done.seconds, tau=tau, weight=weight, head=head)
     add_findings(rows, [{k: rows[-1].get(k) for k in ONE_RUN} | {"epochs": done.history}])
     temperature = rows[-1]["temperature"]
@@ -305,8 +305,7 @@ def _controls(config: TrainConfig, classes: int, head: str) -> list[str]:
 
 def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:
     generator = torch.Generator().manual_seed(config.seed)
-    options: Mapping[str, Any] = vars(config.ensemble)
-    return convert(base, generator=generator, **options)
+    return convert(base, config.ensemble, generator=generator)
 
 
 def _method(config: TrainConfig) -> str:

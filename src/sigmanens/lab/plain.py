@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sigmanens.errors import ConfigError
+from sigmanens.errors import ConfigError, SigmaNensError
 
 __all__ = ["dump_json", "from_plain", "to_json"]
 
@@ -72,15 +72,28 @@ def _build(cls: Any, data: Any, where: str) -> Any:
             f"the configuration has an unknown key {where}{unknown[0]}; known here: "
             f"{', '.join(sorted(known))}"
         )
+    for f in fields(cls):
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
+            raise ConfigError(f"the configuration misses the key {where}{f.name}")
     values = {}
     for key, value in data.items():
-        if is_dataclass(hints[key]):
-            value = _build(hints[key], value, f"{where}{key}.")
+        nested = _nested(hints[key])
+        if nested is not None and (nested is hints[key] or isinstance(value, Mapping)):
+            value = _build(nested, value, f"{where}{key}.")
         elif not _fits(value, hints[key]):
             kind = getattr(hints[key], "__name__", None) or str(hints[key])
             raise ConfigError(f"{where}{key} is {value!r}; expected {kind}")
         values[key] = value
-    return cls(**values)
+    try:
+        return cls(**values)
+    except SigmaNensError as e:
+        raise ConfigError(f"the configuration has at {where.rstrip('.') or 'its top'}: {e}") from e
+
+
+def _nested(hint: Any) -> Any:
+    """The dataclass that a field is declared with, alone or among other types; or None."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((h for h in hints if is_dataclass(h)), None)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -88,11 +101,13 @@ def _fits(value: Any, hint: Any) -> bool:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, h) for h in inner)
-    if origin is list:
+    if origin is Callable:
+        return callable(value)
+    if origin in (list, Sequence):
         return isinstance(value, (list, tuple)) and all(_fits(v, inner[0]) for v in value)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(
-            isinstance(k, str) and _fits(v, inner[1]) for k, v in value.items()
+            _fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items()
         )
     if hint is Any:
         return True

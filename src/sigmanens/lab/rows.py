@@ -83,14 +83,18 @@ def member_logits(network: nn.Module, batch: int = 256, members: int | None = No
         a function of pictures (N, C, H, W), which raises NonFiniteError for NaN logits.
 
     Raises:
-        InputError: if ``members`` is not 1 to M, or the network is no SigmaEnsemble.
+        InputError: if ``members`` is not 1 to M, the network is no SigmaEnsemble then, or the task
+            of a SigmaEnsemble is not multiclass.
     """
+    task = network.task if isinstance(network, SigmaEnsemble) else None
+    if task not in (None, "multiclass"):
+        raise InputError(f"the task of the ensemble is {task}; the lab measures multiclass ones")
     active: Callable[[], AbstractContextManager[Any]] = nullcontext
     if members is not None:
         ensemble = as_ensemble(network)
         if not 1 <= members <= ensemble.num_members:
             raise InputError(f"members is {members}; expected 1 to {ensemble.num_members}")
-        active = partial(ensemble.axis.only, 0, members)
+        active = partial(ensemble.axis.choosing, start=0, stop=members)
 
     @torch.no_grad()
     def run(images: Pictures) -> Tensor:

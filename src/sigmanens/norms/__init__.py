@@ -3,7 +3,11 @@ r"""σNorm layers: one shared normalisation, one scale vector per member (arXiv 
 .. math:: y_{m} = s_m \odot \mathrm{norm}_m(x) + b_m
 
 :mod:`~sigmanens.norms.scales` holds the scales and shifts, :mod:`~sigmanens.norms.inits` their
-initial values; the other modules hold one family of norms each.
+initial values; :mod:`~sigmanens.norms.batchnorm`, :mod:`~sigmanens.norms.samplewise` and
+:mod:`~sigmanens.norms.wrapped` one family of norms each. To other code a converted norm is one of
+the class it replaces: :mod:`~sigmanens.norms.kinds` (``isinstance``),
+:mod:`~sigmanens.norms.computed` (``weight``) and :mod:`~sigmanens.norms.replacing` (helpers that
+swap norms).
 """
 
 from sigmanens.norms.batchnorm import (
@@ -12,13 +16,15 @@ from sigmanens.norms.batchnorm import (
     SigmaBatchNorm,
     SigmaInstanceNorm,
 )
+from sigmanens.norms.member import MemberNorm
+from sigmanens.norms.replacing import become
 from sigmanens.norms.samplewise import (
     SigmaChannelsFirstLayerNorm,
     SigmaGroupNorm,
     SigmaLayerNorm,
     SigmaRMSNorm,
 )
-from sigmanens.norms.scales import Affine, MemberNorm, SigmaNorm
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 
 __all__ = [
@@ -34,4 +40,5 @@ __all__ = [
     "SigmaNorm",
     "SigmaRMSNorm",
     "SigmaWrappedNorm",
+    "become",
 ]

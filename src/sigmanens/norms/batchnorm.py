@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.errors import InputError
+from sigmanens.norms import synchronised
 from sigmanens.norms.kernels import batch_norm, each, is_large, writes_in_place
-from sigmanens.norms.scales import Affine, MemberNorm, SigmaNorm
+from sigmanens.norms.member import MemberNorm
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["MemberBatchNorm", "RunningStatistics", "SigmaBatchNorm", "SigmaInstanceNorm"]
@@ -18,21 +22,25 @@ class RunningStatistics(MemberNorm):
     """Normalisation by batch statistics with running buffers per member.
 
     Buffers: ``running_mean`` and ``running_var`` (M, C) float32, ``num_batches_tracked`` (M,).
+    ``momentum``, ``track_running_stats`` and the mode act as they do on torch's norms.
     """
 
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
     frozen_statistics: bool = False
-    _for_all: bool = False  # whether the last pass was one over B rows for all members
+    synchronised: bool  # statistics over all processes of the group, where it has several
 
     def _init_statistics(self, source: nn.Module, members: int) -> None:
         """Take over eps, momentum and buffers of a plain BatchNorm or InstanceNorm."""
         self.num_features: int = source.num_features  # type: ignore[assignment]
         self.eps: float = source.eps  # type: ignore[assignment]
         self.momentum: float | None = source.momentum  # type: ignore[assignment]
-        self.track_running_stats: bool = source.running_mean is not None
+        tracks = getattr(source, "track_running_stats", True)
+        self.track_running_stats: bool = bool(tracks) and source.running_mean is not None
         self.allowed_dims: tuple[int, ...] = _allowed_dims(source)
+        self.synchronised = isinstance(source, nn.SyncBatchNorm)
+        self.process_group: object = getattr(source, "process_group", None)
         for key in ("running_mean", "running_var", "num_batches_tracked"):
             value = getattr(source, key, None)
             if value is not None:
@@ -40,9 +48,16 @@ class RunningStatistics(MemberNorm):
                 value = value.expand(members, *value.shape).clone()
             self.register_buffer(key, value)
 
+    def reset_running_stats(self) -> None:
+        """Set means to 0, variances to 1 and the counts to 0, for all members."""
+        for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
+            buffer = getattr(self, key)
+            if buffer is not None:
+                buffer.fill_(start)
+
     def freeze_statistics(self, frozen: bool = True) -> None:
         """Normalise by the running statistics in training too and leave them unchanged."""
-        if frozen and not self.track_running_stats:
+        if frozen and self.running_mean is None:
             raise InputError(
                 f"σNorm layer '{self.where}' has no running statistics to freeze "
                 "(track_running_stats=False)"
@@ -57,7 +72,8 @@ class RunningStatistics(MemberNorm):
         norm.running_mean.copy_(means.mean(0))  # type: ignore[operator]
         spread = means.var(0, correction=0) if means.shape[0] > 1 else 0.0
         norm.running_var.copy_(variances.mean(0) + spread)  # type: ignore[operator]
-        if self.num_batches_tracked is not None:
+        counts = getattr(norm, "num_batches_tracked", None) is not None
+        if counts and self.num_batches_tracked is not None:
             norm.num_batches_tracked.copy_(self.num_batches_tracked[members].max())  # type: ignore[operator]
 
     def _check(self, x: Tensor, batch_statistics: bool) -> None:
@@ -71,6 +87,8 @@ class RunningStatistics(MemberNorm):
             self._check_count(x)
 
     def _check_count(self, x: Tensor) -> None:
+        if self._processes() > 1:
+            return  # the values of all processes count
         values = x.numel() // (self.num_features * self.axis.active)
         if values <= 1:
             raise InputError(
@@ -80,40 +98,38 @@ class RunningStatistics(MemberNorm):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (k·B, C, …) by the statistics of each member's rows, then scale and shift.
+        """Normalise x (k·B, C, …) by the statistics of each member's rows, scale, shift, finish.
 
         Raises:
             InputError: if the shape does not fit, or one value per channel is left in training.
         """
-        if not torch.compiler.is_compiling():
-            # Activation checkpointing runs again what ran for all members in the forward pass.
-            again = torch._C._current_graph_task_id() != -1
-            self._for_all = self._for_all if again else self.axis.shared
-            if self._for_all:
-                return self._once_for_all(x)
-        return self._normalised(x)
+        return self.finish(self._once_for_all(x) if self.axis.once else self._normalised(x))
 
     def _normalised(self, x: Tensor) -> Tensor:
-        updates = self.training and not self.frozen_statistics
-        batch_statistics = updates or not self.track_running_stats
+        batch_statistics, tracked = self._what_to_use()
         self._check(x, batch_statistics)
         self._check_rows(x)
         if not batch_statistics:
             return self._by_running_statistics(x)
-        scale, shift = self.affine()
-        tracked = updates and self.track_running_stats
+        scale, shift = self.scale_and_shift()
         factors = self._averaging_factors() if tracked else [0.0] * self.axis.active
         mean = var = None
         if tracked:
             mean, var = self._active_statistics()
         return self._by_batch(x, mean, var, *_matched(x, scale, shift), factors)
 
+    def _what_to_use(self) -> tuple[bool, bool]:
+        """Whether to normalise by the batch, and whether to update the running statistics then."""
+        trains = self.training and not self.frozen_statistics
+        has_running = self.running_mean is not None
+        return trains or not has_running, trains and has_running and self.track_running_stats
+
     def _once_for_all(self, x: Tensor) -> Tensor:
         """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
         start, stop = self.axis.start, self.axis.stop
-        with self.axis.only(start, start + 1):
+        with self.axis.running(start, start + 1, once=False):
             y = self._normalised(x)
-        if self.training and not self.frozen_statistics and self.track_running_stats:
+        if self._what_to_use()[1]:
             for buffer in (self.running_mean, self.running_var, self.num_batches_tracked):
                 if buffer is not None:  # past autograd, as the kernels write to them
                     buffer.data[start + 1 : stop] = buffer.data[start]
@@ -146,13 +162,13 @@ class RunningStatistics(MemberNorm):
 
     def _fixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Statistics and affine of the members in this pass, in a dtype for kernels on x."""
-        scale, shift = _matched(x, *self.affine())
+        scale, shift = _matched(x, *self.scale_and_shift())
         mean, var = self._active_statistics()
         return mean.to(scale.dtype), var.to(scale.dtype), scale, shift
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Scale and shift per member that the running statistics are folded into: (k, C) each."""
-        scale, shift = self.affine()
+        scale, shift = self.scale_and_shift()
         mean, var = self._active_statistics()
         a = scale * torch.rsqrt(var + self.eps)
         b = -mean * a
@@ -167,14 +183,23 @@ class RunningStatistics(MemberNorm):
         shift: Tensor | None,
         factors: list[float],
     ) -> Tensor:
+        if self._processes() > 1:
+            group = self.process_group
+            return synchronised.batch_norm(x, mean, var, scale, shift, factors, self.eps, group)
         return batch_norm(x, mean, var, scale, shift, True, factors, self.eps)
+
+    def _processes(self) -> int:
+        """Number of processes that share batch statistics."""
+        return synchronised.processes(self.process_group) if self.synchronised else 1
 
 
 class SigmaBatchNorm(SigmaNorm, RunningStatistics):
-    """σNorm over BatchNorm1d/2d/3d: batch statistics and running buffers per member."""
+    """σNorm over BatchNorm1d/2d/3d and SyncBatchNorm: statistics and buffers per member."""
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis, affine)
+    def __init__(
+        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
+    ) -> None:
+        super().__init__(axis, affine, source, tail)
         self._init_statistics(source, axis.num_members)
 
 
@@ -188,8 +213,14 @@ class MemberBatchNorm(RunningStatistics):
     bias: nn.Parameter | None
     ones: Tensor | None
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, like: Tensor | None = None) -> None:
-        super().__init__(axis)
+    def __init__(
+        self,
+        source: nn.Module,
+        axis: MemberAxis,
+        like: Tensor | None = None,
+        tail: Sequence[str] = (),
+    ) -> None:
+        super().__init__(axis, source, tail)
         self.register_parameter("weight", source.weight)  # type: ignore[arg-type]
         self.register_parameter("bias", source.bias)  # type: ignore[arg-type]
         self._init_statistics(source, axis.num_members)
@@ -230,6 +261,14 @@ class SigmaInstanceNorm(SigmaNorm, RunningStatistics):
                 f"σNorm layer '{self.where}' has one value per channel and sample to normalise "
                 f"(input {tuple(x.shape)}); instance normalisation needs more than one"
             )
+
+    def _what_to_use(self) -> tuple[bool, bool]:
+        # As torch has it: running statistics are updated whenever those of the sample are used.
+        has_running = self.running_mean is not None
+        if self.frozen_statistics and has_running:
+            return False, False
+        by_sample = self.training or not self.track_running_stats
+        return by_sample, by_sample and has_running
 
     def _averaging_factors(self) -> list[float]:
         # torch's InstanceNorm neither counts batches nor knows the cumulative average.

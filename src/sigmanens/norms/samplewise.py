@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,8 +24,10 @@ class SigmaLayerNorm(SigmaNorm):
 
     channels_last = True
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis, affine)
+    def __init__(
+        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
+    ) -> None:
+        super().__init__(axis, affine, source, tail)
         self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
         self.eps: float = source.eps  # type: ignore[assignment]
 
@@ -39,22 +43,26 @@ class SigmaRMSNorm(SigmaNorm):
 
     channels_last = True
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis, affine)
+    def __init__(
+        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
+    ) -> None:
+        super().__init__(axis, affine, source, tail)
         self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
         self.eps: float | None = source.eps  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide x by the root mean square over its trailing dimensions, then scale per member."""
         y = F.rms_norm(x, self.normalized_shape, None, self.eps)
-        return self._scale_shift(y, *self.affine())
+        return self.finish(self._scale_shift(y, *self.scale_and_shift()))
 
 
 class SigmaGroupNorm(SigmaNorm):
     """σNorm over GroupNorm; x is (k·B, C, …)."""
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis, affine)
+    def __init__(
+        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
+    ) -> None:
+        super().__init__(axis, affine, source, tail)
         self.num_groups: int = source.num_groups  # type: ignore[assignment]
         self.eps: float = source.eps  # type: ignore[assignment]
 
@@ -68,8 +76,10 @@ class SigmaGroupNorm(SigmaNorm):
 class SigmaChannelsFirstLayerNorm(SigmaNorm):
     """σNorm over a LayerNorm across dimension 1 of x (k·B, C, …), as in ConvNeXt."""
 
-    def __init__(self, source: nn.Module, axis: MemberAxis, affine: Affine) -> None:
-        super().__init__(axis, affine)
+    def __init__(
+        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
+    ) -> None:
+        super().__init__(axis, affine, source, tail)
         self.eps: float = source.eps  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:

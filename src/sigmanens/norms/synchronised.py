@@ -19,7 +19,14 @@ from torch import Tensor
 from sigmanens.errors import InputError
 from sigmanens.norms.kernels import blocks
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "processes"]
+
+
+def processes(group: Any) -> int:
+    """Number of processes that would share statistics; 1 without torch.distributed."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(group)
+    return 1
 
 
 class _Total(torch.autograd.Function):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.errors import ConversionError
-from sigmanens.norms.scales import Affine, SigmaNorm, without_hooks
+from sigmanens.norms.member import without_hooks
+from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["SigmaWrappedNorm"]
@@ -45,7 +46,7 @@ class SigmaWrappedNorm(SigmaNorm):
         neutral: float = 1.0,
         tail: Sequence[str] = (),
     ) -> None:
-        super().__init__(axis, affine)
+        super().__init__(axis, affine, source, tail)
         if isinstance(source, _NormBase):
             raise ConversionError(
                 f"a wrapped {type(source).__name__} would take its batch statistics over all "
@@ -61,7 +62,6 @@ class SigmaWrappedNorm(SigmaNorm):
                 self.inner.register_buffer(name, torch.full_like(old, value), persistent=False)
         for name in tail:
             setattr(self.inner, name, nn.Identity())
-        self.adopt_tail(source, tail)
 
     def _blank(self) -> nn.Module:
         # Parameters that are no scale or shift are shared and may have been trained.
@@ -77,4 +77,4 @@ class SigmaWrappedNorm(SigmaNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x by the wrapped norm, then scale and shift per member."""
-        return self.finish(self._scale_shift(self.inner(x), *self.affine()))
+        return self.finish(self._scale_shift(self.inner(x), *self.scale_and_shift()))

@@ -1,61 +1,186 @@
-"""Which members take part in a pass."""
+"""The pass: which members a call runs, and what its layers may reuse.
+
+A pass belongs to the call, in its thread and task (:mod:`contextvars`), and never to the network.
+Two threads that call one ensemble therefore do not see each other. A layer outside a pass refuses.
+
+A backward pass may run a part of the network again (activation checkpointing). It does so after
+the call has ended, and on a GPU in another thread. Hooks on the results of the network say which
+pass the gradients come from (:func:`follow_backward`).
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from sigmanens.errors import InputError
+from sigmanens.errors import OutsidePassError
+from sigmanens.passes.trees import map_tensors
 
-__all__ = ["MemberAxis"]
+__all__ = ["MemberAxis", "Pass", "follow_backward", "peek"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Members ``start ≤ m < stop`` of an ensemble, in one call.
+
+    Attributes:
+        axis: of the ensemble.
+        start, stop: the members.
+        running: whether the network runs; False where members are only chosen.
+        held: members that the layers hold: M, or fewer in a compiled network.
+        memory: what layers remember until the call ends, or None.
+        perturbed: whether scales are changed so that members differ visibly, for a trial.
+        once: whether one pass over B rows stands for all members (the shared prefix).
+        prefix: what records or replays the shared prefix, or None.
+        recorded: results of the shared prefix for this call, where they are there already.
+    """
+
+    axis: MemberAxis
+    start: int
+    stop: int
+    running: bool = False
+    held: int = 0
+    memory: dict[Any, Any] | None = None
+    perturbed: bool = False
+    once: bool = False
+    prefix: Any = None
+    recorded: list[Any] | None = None
+
+
+_current: ContextVar[Pass | None] = ContextVar("sigmanens_pass", default=None)
+
+
+def peek() -> Pass | None:
+    """The pass that runs in this thread and task, of whatever ensemble, or None."""
+    found = _current.get()
+    return found if found is not None and found.running else None
 
 
 class MemberAxis:
-    """Which members take part in the current pass: ``start ≤ m < stop`` of ``num_members``.
+    """The members of one ensemble. Its layers ask it which members are in the pass.
 
-    One object is shared by an ensemble and all its σNorm layers and heads. By default all members
-    take part (folded); :meth:`only` narrows the pass.
+    It is a token without state: copies of an ensemble share it.
 
     Args:
         num_members: number of members M, at least 1.
     """
 
     def __init__(self, num_members: int) -> None:
-        self.num_members = num_members
-        self.start = 0
-        self.stop = num_members
-        self.probing = False
-        self.memory: dict[Any, Any] | None = None  # what layers remember; see `remembering`
-        self.shared = False  # one pass over B rows stands for all members (see `prefix`)
-        self.grouped = False  # whether the last differentiable call took several passes
+        self._members = num_members
+        # The pass of a compiled network. A compiler reads attributes, not context variables; the
+        # caller holds a lock meanwhile.
+        self.pinned: Pass | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MemberAxis:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemberAxis, (self._members,)
+
+    # -- the pass --------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> Pass:
+        """The pass of this call, or one of all members if none was chosen."""
+        found = self.pinned if torch.compiler.is_compiling() else _current.get()
+        if found is None or found.axis is not self:
+            return Pass(self, 0, self._members, held=self._members)
+        return found
+
+    @property
+    def current(self) -> Pass:
+        """The pass that runs.
+
+        Raises:
+            OutsidePassError: if none runs, or only one of another ensemble.
+        """
+        if torch.compiler.is_compiling():
+            found = self.pinned
+        else:
+            found = _current.get()
+            if found is None or not found.running:
+                found = _in_backward() or found
+        if found is None or not found.running or found.axis is not self:
+            raise OutsidePassError(
+                "a converted layer was called outside a pass of its ensemble, where it is not "
+                "known which member the rows belong to. Call ens(x), ens.predict(x) or "
+                "ens.features(x), or take the network of one member: ens.member(m)"
+            )
+        return found
+
+    @property
+    def num_members(self) -> int:
+        """M; in a pass of a compiled network, the members that its layers hold."""
+        found = self.pinned if torch.compiler.is_compiling() else _current.get()
+        return self._members if found is None or found.axis is not self else found.held
+
+    @property
+    def start(self) -> int:
+        """First member in the pass."""
+        return self.current.start
+
+    @property
+    def stop(self) -> int:
+        """One past the last member in the pass."""
+        return self.current.stop
 
     @property
     def active(self) -> int:
-        """Number of members k in this pass."""
-        return self.stop - self.start
+        """Number of members k in the pass."""
+        found = self.current
+        return found.stop - found.start
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether this is a trial with scales that differ visibly."""
+        return self.current.perturbed
+
+    @property
+    def once(self) -> bool:
+        """Whether one pass over B rows stands for all members."""
+        return self.current.once
 
     @contextmanager
-    def only(self, start: int, stop: int) -> Iterator[None]:
-        """Restrict the pass to members ``start … stop-1``; the former range is restored."""
-        before = (self.start, self.stop)
-        self.start, self.stop = start, stop
-        try:
-            yield
-        finally:
-            self.start, self.stop = before
+    def choosing(self, *, pin: bool = False, **changes: Any) -> Iterator[Pass]:
+        """Change the pass for the calls in the block: ``start``, ``stop``, ``memory``, …
 
-    @contextmanager
-    def alone(self, members: int) -> Iterator[None]:
-        """Count this many members, all in the pass, while layers hold these only (see `alone`)."""
-        before = (self.num_members, self.start, self.stop, self.memory)
-        self.num_members, self.start, self.stop, self.memory = members, 0, members, None
+        Args:
+            pin: also for compiled code, which all threads share: the caller holds a lock.
+            changes: attributes of :class:`Pass`.
+        """
+        if torch.compiler.is_compiling():
+            before, chosen = self.pinned, self.chosen
+            start, stop = changes.get("start", chosen.start), changes.get("stop", chosen.stop)
+            running, once = changes.get("running", chosen.running), changes.get("once", False)
+            self.pinned = made = Pass(self, start, stop, running, chosen.held, once=once)
+            try:
+                yield made
+            finally:
+                self.pinned = before
+            return
+        made, pinned = replace(self.chosen, **changes), self.pinned
+        token = _current.set(made)
+        if pin:
+            self.pinned = Pass(self, made.start, made.stop, made.running, made.held)
         try:
-            yield
+            yield made
         finally:
-            self.num_members, self.start, self.stop, self.memory = before
+            _current.reset(token)
+            if pin:
+                self.pinned = pinned
+
+    def running(self, start: int, stop: int, **changes: Any) -> Any:
+        """A context in which the network runs for members ``start … stop-1``."""
+        return self.choosing(start=start, stop=stop, running=True, **changes)
+
+    # -- memory ----------------------------------------------------------------------------------
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -63,58 +188,75 @@ class MemberAxis:
 
         They do so without gradients and in evaluation mode only. Blocks may be nested.
         """
-        before = self.memory
-        self.memory = {} if before is None else before
-        try:
+        memory = self.chosen.memory
+        with self.choosing(memory={} if memory is None else memory):
             yield
-        finally:
-            self.memory = before
 
     def recall(self, layer: Any, make: Callable[[], Any], kind: Any = None) -> Any:
         """What a layer remembers for the members of this pass, or what ``make()`` gives."""
-        if self.memory is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return make()
-        if torch.is_grad_enabled() or layer.training or self.probing:
+        found = self.current
+        memory = found.memory
+        if memory is None or found.perturbed or torch.is_grad_enabled() or layer.training:
             return make()
-        key = (id(layer), kind, self.start, self.stop)
-        if key not in self.memory:
-            self.memory[key] = make()
-        return self.memory[key]
-
-    @contextmanager
-    def sharing(self) -> Iterator[None]:
-        """Let a pass over B rows stand for all members in it, which are alike so far."""
-        self.shared = True
-        try:
-            yield
-        finally:
-            self.shared = False
-
-    @contextmanager
-    def probe(self) -> Iterator[None]:
-        """Give every member visibly different scales for the time of a check (see `ensemble`)."""
-        self.probing = True
-        try:
-            yield
-        finally:
-            self.probing = False
-
-    def check(self) -> None:
-        """Refuse to run again in a backward pass when it is not known for which members.
-
-        Activation checkpointing does that after a call that took several passes.
-
-        Raises:
-            InputError: then.
-        """
-        if not self.grouped or self.active < self.num_members or torch.compiler.is_compiling():
-            return
-        if torch._C._current_graph_task_id() != -1:
-            raise InputError(
-                "activation checkpointing ran a layer again in the backward pass of a call that "
-                "took several passes, where it is not known which member the rows belong to. Use "
-                "ens.backward(x, y, loss_fn), or schedule='folded'"
-            )
+        key = (id(layer), kind, found.start, found.stop)
+        if key not in memory:
+            memory[key] = make()
+        return memory[key]
 
     def __repr__(self) -> str:
-        return f"MemberAxis({self.num_members}, active={self.start}:{self.stop})"
+        return f"MemberAxis({self._members})"
+
+
+# -- backward ------------------------------------------------------------------------------------
+
+
+_KEPT = 32  # backward passes that one thread is taken to run side by side
+
+
+class _Backward(threading.local):
+    """The passes from which the gradients come that this thread computes."""
+
+    def __init__(self) -> None:
+        self.last: Pass | None = None
+        self.by_task: OrderedDict[int, Pass] = OrderedDict()  # by the number of the backward pass
+
+    def enter(self, made: Pass) -> None:
+        task = torch._C._current_graph_task_id()
+        self.last = self.by_task[task] = made
+        self.by_task.move_to_end(task)
+        if len(self.by_task) > _KEPT:
+            self.by_task.popitem(last=False)
+
+
+_backward = _Backward()
+
+
+def follow_backward(result: Any, made: Pass) -> None:
+    """Let layers that run again in the backward pass of a result know the pass it came from.
+
+    Autograd works from the newest operation to the oldest. So the hook of a pass runs before all
+    of its operations and after those of later passes.
+
+    Args:
+        result: what the network returned: tensors in any container.
+        made: the pass.
+    """
+
+    def hook(_: Any) -> None:
+        _backward.enter(made)
+
+    def watch(y: torch.Tensor, _: str) -> torch.Tensor:
+        if y.requires_grad:
+            y.register_hook(hook)
+        return y
+
+    made = replace(made, memory=None, prefix=None, recorded=None)
+    map_tensors(watch, result)
+
+
+def _in_backward() -> Pass | None:
+    """The pass of the gradients that autograd computes now in this thread."""
+    task = torch._C._current_graph_task_id()
+    return None if task == -1 else _backward.by_task.get(task, _backward.last)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from sigmanens.errors import InputError
 
-__all__ = ["expand", "join", "map_tensors", "narrow", "unfold"]
+__all__ = ["join", "map_tensors", "opaque", "unfold"]
 
 
 def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> Any:
@@ -33,6 +34,8 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
 
     if isinstance(tree, Tensor):
         return fn(tree, path)
+    if isinstance(tree, PackedSequence):  # a tuple, but not one of batches
+        return tree
     if isinstance(tree, tuple):
         items = [map_tensors(fn, v, below(i)) for i, v in enumerate(tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
@@ -59,37 +62,61 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
     return tree
 
 
-def expand(tree: Any, batched: Mapping[str, int], members: int) -> Any:
-    """Repeat every batched tensor (B, …) to (k·B, …), member-major, along its batch dimension."""
-    if members == 1:
-        return tree
+def opaque(tree: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of a tree that hold tensors in an object of their own class, by path.
 
-    def repeat(x: Tensor, path: str) -> Tensor:
-        if path not in batched:
-            return x
-        return torch.cat([x] * members, dim=batched[path])  # unlike expand, keeps the memory format
+    Nothing is known about their batch: packed sequences, sparse and nested tensors, graphs,
+    distributions, classes of the user's.
+    """
+    if isinstance(tree, Tensor):
+        strided = tree.layout == torch.strided and not tree.is_nested
+        return {} if strided else {path: tree}
+    if isinstance(tree, PackedSequence):
+        return {path: tree}
+    items: list[tuple[object, Any]] = []
+    if isinstance(tree, Mapping):
+        items = list(tree.items())
+    elif isinstance(tree, (tuple, list)):
+        items = list(enumerate(tree))
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree) if f.init]
+    elif _holds_tensors(tree):
+        return {path: tree}
+    found: dict[str, Any] = {}
+    for key, value in items:
+        found |= opaque(value, f"{path}.{key}" if path else str(key))
+    return found
 
-    return map_tensors(repeat, tree)
 
-
-def narrow(tree: Any, batched: Mapping[str, int], start: int, length: int) -> Any:
-    """Rows ``start … start+length-1`` of every batched tensor along its batch dimension."""
-
-    def cut(x: Tensor, path: str) -> Tensor:
-        return x.narrow(batched[path], start, length) if path in batched else x
-
-    return map_tensors(cut, tree)
+def _holds_tensors(x: Any, depth: int = 2) -> bool:
+    """Whether an object has tensors among its attributes, or among theirs."""
+    if isinstance(x, Tensor):
+        return True
+    if depth == 0 or isinstance(x, (type, nn.Module, torch.Generator)) or callable(x):
+        return False
+    slots = [getattr(x, n, None) for c in type(x).__mro__ for n in getattr(c, "__slots__", ())]
+    values = [*getattr(x, "__dict__", {}).values(), *slots]
+    for value in list(values):
+        if isinstance(value, (list, tuple)):
+            values += value
+        elif isinstance(value, dict):
+            values += value.values()
+    return any(_holds_tensors(v, depth - 1) for v in values)
 
 
 def unfold(tree: Any, members: int, size: int) -> Any:
     """Turn every result ``(k·B, …)`` into ``(k, B, …)``; one member's is taken as it is.
 
     Scalars (a mean loss computed inside the network) are left as they are: the mean over folded
-    rows is the mean over members.
+    rows is the mean over members. The caches of transformers' decoders are left out.
 
     Raises:
-        InputError: if a result does not carry the ``k·B`` rows in dimension 0.
+        InputError: if a result does not carry the ``k·B`` rows in dimension 0, or holds tensors in
+            an object of an unknown class.
     """
+    unknown = {} if torch.compiler.is_compiling() else opaque(tree)
+    if unknown:
+        tree = _without_caches(tree, unknown)
 
     def split(y: Tensor, path: str) -> Tensor:
         if y.dim() == 0:
@@ -106,6 +133,27 @@ def unfold(tree: Any, members: int, size: int) -> Any:
         return y.unflatten(0, (members, size))
 
     return map_tensors(split, tree)
+
+
+def _without_caches(tree: Any, unknown: Mapping[str, Any]) -> Any:
+    """The results without transformers' caches of keys and values; an error for other objects."""
+    caches = {p: x for p, x in unknown.items() if "cache" in type(x).__module__}
+    for path, x in unknown.items():
+        if path not in caches or "." in path:
+            where = f"result '{path}'" if path else "the result"
+            kind = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise InputError(
+                f"{where} is a {kind}, an object that holds tensors: it is not known how it "
+                "carries the members. Return a tensor, tuple, dict or dataclass from forward"
+            )
+    if isinstance(tree, MutableMapping):
+        kept = copy.copy(tree)
+        for path in caches:
+            kept[path] = None
+        return kept
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(None if str(i) in caches else x for i, x in enumerate(tree))
+    return dataclasses.replace(tree, **dict.fromkeys(caches))
 
 
 def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:

@@ -1,8 +1,9 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
-A checkpoint is a folder with ``sigmanens.json`` (format version, plan, temperature, whether the
-statistics are frozen and which scales, fingerprint of the base, digests) and one safetensors file
-of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for a small network.
+A checkpoint is a folder with ``sigmanens.json`` (format version, plan with the task, temperature,
+whether the statistics are frozen and which scales, fingerprint of the base, digests) and one
+safetensors file of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for
+a small network.
 The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
 former checkpoint whole.
 """
@@ -14,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,27 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from sigmanens.conversion.build import Converted, build
-from sigmanens.conversion.config import Plan
-from sigmanens.conversion.fingerprint import own_keys, shared_fingerprints
+from sigmanens.conversion.config import ConversionConfig
+from sigmanens.conversion.fingerprint import (
+    Structure,
+    fingerprint,
+    own_keys,
+    shared_fingerprints,
+)
+from sigmanens.conversion.plain import member
 from sigmanens.conversion.rules import qualified_name
 from sigmanens.errors import CheckpointError, ConversionError, InputError
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import is_sharded
+from sigmanens.saving.source import Source, find_source
+from sigmanens.saving.structure import check_structure, check_values
 
 __all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
 
-FORMAT_VERSION = 3
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none.
-_READ = (1, 2, 3)
+FORMAT_VERSION = 4
+# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
+# plan has no version and no task, and "norms" and "heads" for "layers" and "head_name".
+_READ = (1, 2, 3, 4)
 _JSON = "sigmanens.json"
 
 
@@ -52,14 +62,26 @@ class Saved:
         frozen_statistics: whether batch statistics stay as they are in training.
     """
 
-    plan: Plan
+    plan: ConversionConfig
     base_fingerprint: Mapping[str, int]
     temperature: float = 1.0
     frozen_statistics: bool = False
 
 
-def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = "auto") -> Path:
+def save(
+    network: nn.Module,
+    saved: Saved,
+    directory: str | Path,
+    shared: str = "auto",
+    *,
+    structure: Structure | None = None,
+    patches: Sequence[tuple[str, str, Any]] = (),
+    factory: str | Source | None = None,
+) -> Path:
     """Save what the members add to an untouched base.
+
+    A file that holds all shared tensors also says how the base is made, where that is known: by
+    timm, transformers or torchvision, or by the factory that is named.
 
     Args:
         network: a converted network.
@@ -67,15 +89,26 @@ def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = 
         directory: folder to write into; made if missing. An older checkpoint there is replaced.
         shared: "auto" also saves shared tensors that training has changed since conversion,
             "never" raises if there are any, "always" saves all.
+        structure: of the network at conversion.
+        patches: what conversion switched off in it.
+        factory: ``"package.module:function"`` that makes a network like the base, or a
+            :class:`~sigmanens.saving.source.Source` with keyword arguments; under "always".
 
     Returns:
         the path of the weights file; its size is what the members cost on disk.
 
     Raises:
-        CheckpointError: if shared tensors changed under "never", or writing fails; then an older
-            checkpoint stays whole; or parameters are divided over ranks.
-        InputError: for an unknown ``shared``.
+        CheckpointError: if the network was rebuilt since conversion (layers added, removed,
+            replaced, resized or parametrised), shared tensors changed under "never", the factory
+            makes another network, tensors have no values or are divided over ranks, or writing
+            fails. An older checkpoint then stays whole.
+        InputError: for an unknown ``shared``, or a factory without "always".
     """
+    if factory is not None and shared != "always":
+        raise InputError(
+            f"factory makes the base for a file that holds all its tensors: shared is {shared!r}; "
+            "expected 'always'"
+        )
     if shared not in ("auto", "never", "always"):
         raise InputError(f"shared is {shared!r}; expected 'auto', 'never' or 'always'")
     if is_sharded(network):
@@ -84,6 +117,9 @@ def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = 
             "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint and "
             "load them into an ensemble of one process, which can be saved (docs/scale.md)"
         )
+    check_values(network)
+    if structure is not None:
+        check_structure(network, structure)
     state = {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)}
     own = own_keys(network)
     now = shared_fingerprints(network)
@@ -96,6 +132,14 @@ def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = 
             "convert(train='members')"
         )
     extra = set(now) if shared == "always" else set(changed)
+    source = None
+    if extra == set(now):
+        try:
+            plain = member(network, patches, 0, saved.plan.members)
+            source = find_source(plain, saved.plan, factory)
+        except (InputError, ConversionError):  # a norm that has no plain form
+            if factory is not None:
+                raise
     kept = {k: v.detach().cpu().contiguous().clone() for k, v in state.items() if k in own | extra}
     payload = save_tensors(kept)
     digest = hashlib.sha256(payload).hexdigest()
@@ -110,6 +154,7 @@ def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = 
         "base_class": qualified_name(type(network)),
         "base": {k: f"{v:016x}" for k, v in sorted(base.items())},
         "shared": sorted(extra),
+        "source": source,
         "weights": weights,
         "sha256": digest,
     }
@@ -136,22 +181,27 @@ def save(network: nn.Module, saved: Saved, directory: str | Path, shared: str = 
     return folder / weights
 
 
-def load(directory: str | Path, base: nn.Module) -> tuple[Converted, Saved]:
-    """Build the saved network on a copy of its base.
+def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converted, Saved]:
+    """Build the saved network on a copy of its base, or on a new one.
 
     Scale logits that were frozen while the rest was trained are frozen again.
 
     Args:
         directory: folder written by :func:`save`, on any device.
         base: the unconverted network with the weights it had at conversion; the result lands on
-            its device and in its mode.
+            its device and in its mode. None: the checkpoint holds them and says how the network is
+            made; the result lands on the CPU and in evaluation mode.
 
     Raises:
         CheckpointError: if files are missing, truncated or altered, the version is unknown, or the
-            base is not the one the checkpoint was made on.
+            base is not the one the checkpoint was made on; without a base, if the checkpoint does
+            not hold or cannot make it.
+        MissingPackageError: if the library that makes the network is not there.
     """
     folder = Path(directory)
     meta = _read_meta(folder)
+    anew = base is None
+    base = _new_base(folder, meta) if base is None else base
     try:
         saved = _saved(meta)
         converted = build(base, saved.plan, generator=torch.Generator().manual_seed(0))
@@ -160,7 +210,18 @@ def load(directory: str | Path, base: nn.Module) -> tuple[Converted, Saved]:
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
     ours = converted.base_fingerprint
-    _fill(converted.network, folder, meta, ours, ours)
+    tensors = _read_weights(folder, meta)
+    if anew:
+        _like_the_saved(converted, tensors)
+    _fill(converted.network, folder, meta, tensors, ours, ours)
+    if anew:
+        found = shared_fingerprints(converted.network)
+        wrong = sorted(k for k in found if k not in tensors or fingerprint(tensors[k]) != found[k])
+        if wrong:
+            raise CheckpointError(
+                f"the network that was made for the checkpoint in {folder} is another: its "
+                f"'{wrong[0]}' does not take the saved values. Give base=…"
+            )
     converted.base_fingerprint = dict(saved.base_fingerprint)
     for name in meta.get("frozen_scales", ()):
         norm = converted.network.get_submodule(name)
@@ -169,8 +230,37 @@ def load(directory: str | Path, base: nn.Module) -> tuple[Converted, Saved]:
     return converted, saved
 
 
+def _new_base(folder: Path, meta: Mapping[str, Any]) -> nn.Module:
+    """The base with random weights, in evaluation mode."""
+    source = meta.get("source")
+    if source is None:
+        lacking = set(meta["base"]) - set(meta["shared"])
+        why = (
+            f"does not hold {len(lacking)} of the base's tensors"
+            if lacking
+            else f"does not say how to make the {meta['base_class']} it was made on"
+        )
+        raise CheckpointError(
+            f"the checkpoint in {folder} {why}. Give base=…, or save by save_pretrained(…, "
+            "shared='always', factory='package.module:function')"
+        )
+    return Source.from_dict(source).make(source["dtype"]).eval()
+
+
+def _like_the_saved(converted: Converted, saved: Mapping[str, Tensor]) -> None:
+    """Give norms an offset where the saved ones have it: where the true base has scales of 0."""
+    for name, module in converted.network.named_modules():
+        wanted = (f"{name}." if name else "") + "offset" in saved
+        if isinstance(module, SigmaNorm) and wanted != (module.offset is not None):
+            module.offset = torch.zeros_like(module.logit) if wanted else None
+    converted.structure = Structure.of(converted.network)
+
+
 def load_into(
-    network: nn.Module, plan: Plan, base_fingerprint: Mapping[str, int], directory: str | Path
+    network: nn.Module,
+    plan: ConversionConfig,
+    base_fingerprint: Mapping[str, int],
+    directory: str | Path,
 ) -> Saved:
     """Put a saved state into a network that was converted alike, in place.
 
@@ -194,20 +284,21 @@ def load_into(
         saved = _saved(meta)
     except (InputError, KeyError) as e:
         raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
-    for key in ("members", "norms", "heads", "head", "init", "scale", "shift"):
+    for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
-        if mine != theirs:
+        if mine != theirs and not (key == "task" and None in (mine, theirs)):
             raise CheckpointError(
                 f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
             )
-    _fill(network, folder, meta, shared_fingerprints(network), base_fingerprint)
+    tensors = _read_weights(folder, meta)
+    _fill(network, folder, meta, tensors, shared_fingerprints(network), base_fingerprint)
     return saved
 
 
 def _saved(meta: Mapping[str, Any]) -> Saved:
     return Saved(
-        Plan.from_dict(meta["plan"]),
+        ConversionConfig.from_dict(meta["plan"]),
         {k: int(v, 16) for k, v in meta["base"].items()},
         float(meta["temperature"]),
         bool(meta.get("frozen_statistics", False)),
@@ -223,6 +314,7 @@ def _fill(
     network: nn.Module,
     folder: Path,
     meta: Mapping[str, Any],
+    saved: Mapping[str, Tensor],
     ours: Mapping[str, int],
     base: Mapping[str, int],
 ) -> None:
@@ -231,7 +323,6 @@ def _fill(
     ``ours``: fingerprints of the shared tensors as they are now; ``base``: at conversion.
     """
     kind = type(network).__name__
-    saved = _read_weights(folder, meta)
     expected = {k: int(v, 16) for k, v in meta["base"].items()}
     stored = set(meta["shared"])
     unsaved = (set(expected) | set(ours)) - stored
@@ -258,6 +349,11 @@ def _fill(
             f"unexpected (first: '{odd[0]}')"
         )
     state = network.state_dict()
+    absent = sorted(needed - set(state))
+    if absent:
+        raise CheckpointError(
+            f"this {kind} has no tensor '{absent[0]}', which the checkpoint in {folder} holds"
+        )
     for key, value in saved.items():
         if state[key].shape != value.shape:
             raise CheckpointError(

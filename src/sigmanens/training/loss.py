@@ -1,15 +1,18 @@
 r"""The training objective.
 
-.. math:: L = \frac1M \sum_m \mathrm{mean}_b\, \ell(f_m(x_b), y_b) + L_\mathrm{div}
+.. math:: L = \frac1M \sum_m \ell\bigl(f_m(x), y\bigr) + L_\mathrm{div}
 
 Each member is trained on its own loss, never on the loss of the averaged prediction, under which
-members would collude (arXiv 2607.23860).
+members would collude (arXiv 2607.23860). The loss is called once for each member, on the rows that
+this member saw, in the order of the members. Its value is therefore the same however the members
+were run, also for losses that look at a batch as a whole.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +22,9 @@ from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import InputError, NonFiniteError
+from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
 from sigmanens.training.groups import check_optimizer, param_groups
+from sigmanens.training.recognition import labels_are_several, task_of_loss
 
 __all__ = ["EnsembleLoss", "check_optimizer", "param_groups"]
 
@@ -29,8 +33,11 @@ class EnsembleLoss:
     """Mean of the members' own losses plus the diversity penalty.
 
     Args:
-        loss: ``loss(logits, target)`` → (), mean over samples; cross-entropy by default. One that
-            takes ``ignore_index`` is given it, for class indices.
+        loss: ``loss(logits, target)`` → (), mean over samples, of one member's logits (B, C, …);
+            cross-entropy by default. One that takes ``ignore_index`` is given it, for class
+            indices. A loss that is known to be for independent labels
+            (``nn.BCEWithLogitsLoss()``) makes the ensemble's task multilabel, one for numbers
+            (``nn.MSELoss()``) regression.
         diversity: the penalty, or None.
         class_dim: dimension of the classes in one member's logits (B, C, …).
         ignore_index: label of samples that do not count.
@@ -38,10 +45,12 @@ class EnsembleLoss:
     Attributes:
         task_loss: last mean of the members' losses, detached: (); None before the first call.
         penalty_loss: last penalty, detached: (), or None without one.
+        stated_task: what the loss is made for: "multiclass", "multilabel" or "regression"; None
+            where it does not say.
 
     Raises:
-        InputError: for a loss that is no mean over samples, one with an ``ignore_index`` of its own
-            that differs, or a ``diversity`` that is none.
+        InputError: for a loss that is no mean over samples, one of probabilities, one with an
+            ``ignore_index`` of its own that differs, or a ``diversity`` that is none.
     """
 
     def __init__(
@@ -73,13 +82,20 @@ class EnsembleLoss:
                 f"the loss has ignore_index={given['ignore_index']}, EnsembleLoss {ignore_index}; "
                 "give both the same"
             )
+        self.stated_task = task_of_loss(loss)
+        self._told = (
+            False  # whether the task reached an ensemble, or the user heard that it did not
+        )
+        self._several = False  # whether labels were seen that several of can be present
         self.loss = loss
         self.diversity = diversity
         self.class_dim = class_dim
         self.ignore_index = ignore_index
         self._takes_ignore = "ignore_index" not in given and _accepts(loss, "ignore_index")
-        self._cross_entropy = getattr(loss, "func", loss) is F.cross_entropy or isinstance(
-            loss, nn.CrossEntropyLoss
+        plain = getattr(loss, "func", loss)
+        self._cross_entropy = plain is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+        self._binary = plain is F.binary_cross_entropy_with_logits or isinstance(
+            loss, nn.BCEWithLogitsLoss
         )
         self.task_loss: Tensor | None = None
         self.penalty_loss: Tensor | None = None
@@ -96,14 +112,15 @@ class EnsembleLoss:
 
         Args:
             logits: (M, B, C, …), as the ensemble returns them.
-            y: class indices (B, …), int64, or soft labels (B, C, …); the same for all members.
-            ensemble: needed for the penalty.
+            y: class indices (B, …), int64, soft labels or labels of 0 and 1 (B, C, …), float; the
+                same for all members.
+            ensemble: needed for the penalty, and to learn the task from the loss.
             split: logits are (M, b, C, …) of ``forward(split=True)`` and y has the M·b rows of the
                 whole batch, of which member m counts rows m·b … (m+1)·b - 1.
 
         Raises:
-            InputError: for logits or labels of the wrong shape, dtype or range, or a penalty
-                without its ensemble.
+            InputError: for logits or labels of the wrong shape, dtype or range, a penalty without
+                its ensemble, or an ensemble of another task.
             NonFiniteError: if the loss is NaN or infinite.
         """
         if self._penalised and ensemble is None:
@@ -111,17 +128,31 @@ class EnsembleLoss:
                 "this loss has a diversity penalty, which needs the ensemble: "
                 "loss_fn(logits, y, ensemble)"
             )
+        if ensemble is not None:
+            self.state_task(ensemble)
+        elif self.stated_task in ("multilabel", "regression") and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the loss is for a {self.stated_task} task, but no ensemble was given that could "
+                "learn it, so that predict takes a softmax. Give it: loss_fn(logits, y, ensemble), "
+                "or state the task: convert(…, task=…)",
+                SigmaNensWarning,
+                stacklevel=2,
+            )
         task = self.task(logits, y, split=split)
         self.task_loss = task.detach()
+        if ensemble is not None:
+            self.state_task(ensemble)  # again, for the labels may have said it
         penalty = None if ensemble is None else self.penalty(ensemble)
         return task if penalty is None else task + penalty
 
     def task(self, logits: Tensor, y: Tensor, *, split: bool = False) -> Tensor:
-        """Mean over members and samples of the members' own losses: (); arguments as above."""
+        """Mean over the members of their own losses: (); arguments as above."""
         if not isinstance(logits, Tensor) or logits.dim() < 3 or not logits.is_floating_point():
             raise InputError(
                 f"logits are {_described(logits)}; expected a float tensor (M, B, C, …) as the "
-                "ensemble returns (for a model output, pass its .logits)"
+                "ensemble returns (for a model output, pass its .logits; one logit per sample is "
+                "(B, 1))"
             )
         members, size = logits.shape[:2]
         if size == 0:
@@ -129,18 +160,69 @@ class EnsembleLoss:
         class_dim = self._class_dim(logits)
         soft = isinstance(y, Tensor) and y.is_floating_point()
         self._check_labels(logits, y, soft, class_dim, members * size if split else size)
-        if not split:
-            if self.diversity is not None and class_dim == 1:
-                self.diversity.observe(logits)
-            y = y.unsqueeze(0).expand(members, *y.shape).flatten(0, 1)
-        folded = logits.flatten(0, 1)
-        if class_dim != 1:
-            folded = folded.movedim(class_dim, 1)
-            y = y.movedim(class_dim, 1) if soft and y.dim() == folded.dim() else y
         extra = {"ignore_index": self.ignore_index} if self._takes_ignore and not soft else {}
-        loss = self.loss(folded, y, **extra)
-        self._check_loss(loss, logits)
-        return loss
+        labels = y.split(size) if split else [y] * members
+        if self.stated_task is None and not self._several:
+            self._several = labels_are_several(logits[0], labels[0], class_dim)
+        total: Tensor | None = None
+        for own, target in zip(logits.unbind(0), labels, strict=True):
+            if class_dim != 1:
+                own = own.movedim(class_dim, 1)
+                target = target.movedim(class_dim, 1) if y.dim() == own.dim() else target
+            loss = self.loss(own, target, **extra)
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                raise InputError(
+                    f"the loss function returned {_described(loss)}; expected a scalar tensor, the "
+                    "mean over samples (reduction='mean')"
+                )
+            # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
+            total = loss / members if total is None else total + loss / members
+        assert total is not None
+        self._check_finite(total, logits)
+        return total
+
+    def state_task(self, ensemble: nn.Module) -> None:
+        """Tell an ensemble the task that this loss is made for, unless it knows.
+
+        Called by the loss and by :meth:`SigmaEnsemble.backward <sigmanens.SigmaEnsemble.backward>`.
+        Where the loss does not say, labels (B, C) of 0 and 1 that it has got, with other than one 1
+        in a row, say multilabel; a warning tells so.
+
+        Args:
+            ensemble: anything but a SigmaEnsemble (a rival, say) is left alone.
+
+        Raises:
+            InputError: if the task of the ensemble contradicts the loss.
+        """
+        self._told = True
+        inner = getattr(ensemble, "module", getattr(ensemble, "_orig_mod", ensemble))
+        if not isinstance(inner, SigmaEnsemble):
+            return
+        said, known = self.stated_task, inner.task
+        why = f"the loss is {_name(self.loss)}"
+        if said is None and known is None and self._several:
+            said, why = "multilabel", "labels are 0 and 1 with several, or none, in a row"
+            warnings.warn(
+                f"the task is taken to be multilabel: {why}. Say it with "
+                "convert(…, task='multilabel'), or task='multiclass' if that is wrong",
+                SigmaNensWarning,
+                stacklevel=3,
+            )
+        # No word means multiclass already; and a stated task explains a loss of numbers, such as
+        # the squared error of one-hot labels.
+        if said in (None, known) or (said, known) == ("multiclass", None):
+            return
+        if known in ("multiclass", "multilabel"):
+            if said == "regression":
+                return
+            raise InputError(
+                f"the task of this ensemble is {known}, but {why}, which is for a {said} task. "
+                f"Convert with task='{said}' (or set ens.task), or use a {known} loss. To train "
+                "with this loss all the same, call it in a function of your own: "
+                "EnsembleLoss(lambda z, y: loss(z, y))"
+            )
+        inner.task = said
+        inner.report.notes.append(f"task {said}: {why}")
 
     def penalty(self, ensemble: SigmaEnsemble) -> Tensor | None:
         """The diversity penalty: (), or None without one or with weight 0."""
@@ -153,7 +235,7 @@ class EnsembleLoss:
 
     @property
     def _penalised(self) -> bool:
-        return self.diversity is not None and self.diversity.weight > 0
+        return self.diversity is not None and self.diversity.active
 
     def _class_dim(self, logits: Tensor) -> int:
         """Dimension of the classes in one member's logits, counted from the front."""
@@ -182,9 +264,15 @@ class EnsembleLoss:
                     else ""
                 )
             )
+        shape = (rows, *logits.shape[2:])
+        if self._binary and (not soft or y.shape != shape):
+            raise InputError(
+                f"labels are {_described(y)}; expected 0 or 1 for each label as a float tensor "
+                f"{shape} for logits {tuple(logits.shape)}: y.float(), or y.float().unsqueeze(-1) "
+                "for one logit per sample"
+            )
         if not self._cross_entropy:
             return
-        shape = (rows, *logits.shape[2:])
         classes = shape[class_dim]
         indices = shape[:class_dim] + shape[class_dim + 1 :]
         if y.dtype != torch.int64 and not soft:
@@ -219,18 +307,13 @@ class EnsembleLoss:
                 f"{self.ignore_index})"
             )
 
-    def _check_loss(self, loss: Tensor, logits: Tensor) -> None:
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise InputError(
-                f"the loss function returned {_described(loss)}; expected a scalar tensor, the "
-                "mean over samples (reduction='mean')"
-            )
+    def _check_finite(self, loss: Tensor, logits: Tensor) -> None:
         if torch.compiler.is_compiling() or bool(torch.isfinite(loss.detach())):
             return
         if bool(torch.isfinite(logits.detach()).all()):
             cause = (
-                "though all logits are finite. Look for NaN in soft labels, or a batch in which "
-                f"every label is ignore_index={self.ignore_index}"
+                "though all logits are finite. Look for NaN in soft labels, or a member all of "
+                f"whose labels are ignore_index={self.ignore_index}"
             )
         else:
             bad = ~torch.isfinite(logits.detach()).flatten(1)
@@ -240,6 +323,12 @@ class EnsembleLoss:
                 "learning rate that is too high, or an overflow in half precision"
             )
         raise NonFiniteError(f"the loss is {float(loss.detach())}, {cause}")
+
+
+def _name(loss: Callable[..., Any]) -> str:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _described(x: Any) -> str:

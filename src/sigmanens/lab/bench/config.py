@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError
 from sigmanens.lab.bench.settings import (
     DRAWS,
     METHODS,
     MeasureConfig,
-    PathConfig,
     PretrainConfig,
     Variant,
     register,
@@ -22,7 +22,6 @@ from sigmanens.lab.bench.settings import (
 from sigmanens.lab.config import (
     DataConfig,
     DiversityConfig,
-    EnsembleConfig,
     ModelConfig,
     Recipe,
     TrainConfig,
@@ -34,7 +33,6 @@ __all__ = [
     "PRESETS",
     "BenchConfig",
     "MeasureConfig",
-    "PathConfig",
     "PretrainConfig",
     "Variant",
     "preset_path",
@@ -97,7 +95,6 @@ class BenchConfig:
         weights: λ of "sigmanens"; none: that of ``diversity``.
         members: numbers of members, one after the other; none: that of ``ensemble``.
         variants: further trainings, by name.
-        path: how "warm_path" goes from τ to τ.
         seeds: one training of everything for each.
         measure: what is measured.
         workers: trainings side by side, each in a process with one CPU thread.
@@ -109,7 +106,7 @@ class BenchConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     pretrain: PretrainConfig | None = None
     trained_head: bool = True
-    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    ensemble: ConversionConfig = field(default_factory=ConversionConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
     methods: list[str] = field(
@@ -120,7 +117,6 @@ class BenchConfig:
     weights: list[float] | None = None
     members: list[int] | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
-    path: PathConfig = field(default_factory=PathConfig)
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     workers: int = 1
@@ -142,7 +138,7 @@ class BenchConfig:
             values = getattr(self, key)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{key} is {values}; expected at least one, each once")
-        if {"sigmanens", "warm_path"} & set(self.methods) and (
+        if "sigmanens" in self.methods and (
             not self.taus or len(set(self.taus)) < len(self.taus) or min(self.taus) <= 0
         ):
             raise ConfigError(f"taus is {self.taus}; expected at least one τ > 0, each once")
@@ -161,20 +157,6 @@ class BenchConfig:
                 f"measure.corruption_draw is {self.measure.corruption_draw!r}; expected "
                 f"{' or '.join(map(repr, DRAWS))}"
             )
-        set_by_taus = self.diversity.owners, self.diversity.target_cosine
-        if set_by_taus != (None, None) and self.diversity.moves == "tau":
-            raise ConfigError(
-                "diversity.owners or diversity.target_cosine sets τ, and so does taus: give "
-                "diversity.moves: weight, or turn τ by taus alone"
-            )
-        if self.path.start is not None and self.path.start not in self.taus:
-            raise ConfigError(
-                f"path.start is {self.path.start:g}; expected one of taus {self.taus}"
-            )
-        if self.path.epochs < 1 or not self.path.lr > 0 or self.path.renoise < 0:
-            raise ConfigError("path needs epochs ≥ 1, lr > 0 and renoise ≥ 0")
-        if not 0 <= self.path.shrink <= 1:
-            raise ConfigError(f"path.shrink is {self.path.shrink}; expected a factor from 0 to 1")
         if self.options.get("separate", {}) not in ({}, {"head": "fresh"}):
             raise ConfigError(
                 f"options has 'separate': {self.options['separate']}; expected {{head: fresh}} "
@@ -226,9 +208,8 @@ class BenchConfig:
         changed, taus = self.changed(name), self.variants[name].taus
         if taus is not None and (not taus or len(set(taus)) < len(taus) or min(taus) <= 0):
             raise ConfigError(f"variant {name!r} has taus {taus}; expected τ > 0, each once")
-        path = changed.path if self.variants[name].method == "warm_path" else PathConfig()
         try:
-            replace(changed, variants={}, path=path).check()
+            replace(changed, variants={}).check()
         except ConfigError as e:
             raise ConfigError(f"variant {name!r}: {e}") from e
 
@@ -291,9 +272,7 @@ class BenchConfig:
         plain = dict(data)
         given = plain.get("variants") or {}
         variants = {str(k): from_plain(Variant, v or {}) for k, v in given.items()}
-        base = plain.pop("pretrain", None)
         plain["variants"] = {}
         config = from_plain(cls, plain)
         config.variants = variants
-        config.pretrain = None if base is None else from_plain(PretrainConfig, base)
         return config

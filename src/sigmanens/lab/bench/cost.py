@@ -170,13 +170,12 @@ def _base_row(config: BenchConfig) -> tuple[str, ...]:
 
 
 def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
-    """Optimizer steps of one training, the continuations of a warm path included."""
+    """Optimizer steps of one training."""
     recipe = config.recipe
     if trial.method == "laplace" and config.pretrained:
         return 0
-    more = config.path.epochs * (len(config.taus) - 1) if trial.method == "warm_path" else 0
     members = 1 if trial.method == "separate" else trial.members
-    return steps_of_epoch(examples, recipe, members) * (recipe.epochs + more)
+    return steps_of_epoch(examples, recipe, members) * recipe.epochs
 
 
 def _network(shop: Workshop) -> nn.Module:
@@ -185,14 +184,12 @@ def _network(shop: Workshop) -> nn.Module:
         return SeparateNetworks([separate_network(shop, 0)])
     if method == "laplace":
         return SeparateNetworks([shop.base()])
-    return builder_of("sigmanens" if method == "warm_path" else method)(shop)
+    return builder_of(method)(shop)
 
 
 def _name(trial: Trial) -> str:
     if trial.method == "separate":
         text = "one network of the separate ones"
-    elif trial.method == "warm_path":
-        text = label("sigmanens", trial.members, None) + ", all τ by continuation"
     else:
         text = label(trial.method, trial.members, trial.tau)
     return f"{text} ({trial.variant})" if trial.variant else text

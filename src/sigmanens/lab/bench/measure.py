@@ -44,7 +44,7 @@ def measure_outcome(
         the row and what it was computed from, as :func:`sigmanens.lab.rows.evaluate`.
     """
     data, trial = shop.material.data, shop.trial
-    tau = trial.tau if outcome.tau is None else outcome.tau
+    tau = trial.tau
     if not detailed:
         data = EvaluationData(data.validation, data.test)
     logits = outcome.logits or member_logits(outcome.network)
@@ -66,7 +66,7 @@ def measure_outcome(
             raise
         row, kept = measure()
         row["features_unfit"] = str(error)  # no score of features could be fitted
-    row["variant"] = outcome.variant or trial.variant or None
+    row["variant"] = trial.variant or None
     plan = getattr(outcome.network, "plan", None)
     row["head"] = plan.head if plan else shop.options.get("head")
     row["epochs"] = outcome.history or None

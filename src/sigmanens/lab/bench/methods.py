@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.conversion.heads import find_heads, fresh_head
-from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ConfigError
-from sigmanens.lab.bench.config import PathConfig
 from sigmanens.lab.bench.settings import rival
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
-from sigmanens.lab.training import TrainingResult
 from sigmanens.seeding import own_seed
 
 __all__ = [
@@ -53,8 +48,6 @@ class Outcome:
     logits: MemberLogits | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
-    tau: float | None = None
-    variant: str = ""
 
 
 Builder = Callable[[Workshop], nn.Module]
@@ -166,9 +159,6 @@ def train_method(shop: Workshop) -> Iterator[Outcome]:
     if method == "separate":
         yield from _separate(shop)
         return
-    if method == "warm_path":
-        yield from warm_path(shop)
-        return
     if method == "laplace":
         yield from _laplace(shop)
         return
@@ -177,7 +167,9 @@ def train_method(shop: Workshop) -> Iterator[Outcome]:
     yield Outcome(method, network, done.seconds, history=done.history)
 
 
-def with_fresh_head(network: nn.Module, head_name: str | None, seed: int) -> nn.Module:
+def with_fresh_head(
+    network: nn.Module, head_name: str | Sequence[str] | None, seed: int
+) -> nn.Module:
     """A network whose head is an affine norm and a Linear, as a member's under ``head="fresh"``.
 
     Args:
@@ -249,49 +241,3 @@ def _laplace(shop: Workshop) -> Iterator[Outcome]:
     around = baselines.laplace(network, **given)
     around.to(shop.device).fit(train.tensor, train.labels)
     yield Outcome("laplace", around, seconds)
-
-
-def warm_path(shop: Workshop) -> Iterator[Outcome]:
-    """σN-Ens at every τ of the study: one full training, the others by continuation from τ to τ.
-
-    The seconds of a continuation are its own; those of the start are of the full training.
-    """
-    taus, path = sorted(shop.config.taus), shop.config.path
-    middle = taus.index(path.start) if path.start is not None else len(taus) // 2
-    start = shop.convert(**shop.options)
-    diversity = shop.diversity(taus[middle])
-    done = shop.fit(start, name="start", diversity=diversity, cost=shop.members)
-    yield _step(shop, start, done, taus[middle])
-    recipe = shop.config.recipe
-    recipe = replace(recipe, epochs=path.epochs, lr=recipe.lr * path.lr)
-    noise = torch.Generator().manual_seed(shop.seed(99))  # not what the scales were drawn from
-    for side in (taus[middle + 1 :], taus[:middle][::-1]):
-        network = start
-        for tau in side:
-            network = copy.deepcopy(network)
-            _loosen(network, path, noise)
-            done = shop.fit(
-                network, name=f"tau{tau:g}", diversity=shop.diversity(tau), cost=shop.members,
-                recipe=recipe,
-            )  # fmt: skip
-            yield _step(shop, network, done, tau)
-
-
-def _step(shop: Workshop, network: nn.Module, done: TrainingResult, tau: float) -> Outcome:
-    return Outcome(
-        "sigmanens", network, done.seconds, history=done.history, tau=tau,
-        variant=shop.trial.variant or "warm_path",
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def _loosen(ensemble: SigmaEnsemble, path: PathConfig, generator: torch.Generator) -> None:
-    """Draw the scale logits together and add noise, so that members may divide the channels anew.
-
-    Where a carrier keeps the base's function, it is not touched: the scales themselves change.
-    """
-    if path.shrink == 1 and path.renoise == 0:
-        return
-    for norm in ensemble.sigma_norms().values():
-        noise = torch.randn(norm.logit.shape, generator=generator)
-        norm.logit.mul_(path.shrink).add_(path.renoise * noise.to(norm.logit))

@@ -165,17 +165,11 @@ def _check_resumed(config: BenchConfig, out: Path, remeasure: bool) -> None:
         )
     for name in set(before.variants) & set(config.variants):
         old, new = before.variants[name], config.variants[name]
-        path = "warm_path" in (old.method, new.method) and old.taus != new.taus
-        if path or (old.method, old.change) != (new.method, new.change):
+        if (old.method, old.change) != (new.method, new.change):
             raise RunError(
                 f"variant {name!r} was trained in {out} as another: {old}. Give the new one "
                 "another name"
             )
-    if _paths(before) and _paths(config) and sorted(before.taus) != sorted(config.taus):
-        raise RunError(
-            f"the study in {out} has a warm path over taus {before.taus}, which goes from each to "
-            "the next: it cannot be extended by others. Give another --out"
-        )
 
 
 def _check_kept(config: BenchConfig, folders: Mapping[Trial, Path]) -> None:
@@ -187,12 +181,6 @@ def _check_kept(config: BenchConfig, folders: Mapping[Trial, Path]) -> None:
                 f"{folder} has rows and no kept network: --remeasure would train it again. Leave "
                 "--remeasure out, or remove that folder to train it anew"
             )
-
-
-def _paths(config: BenchConfig) -> bool:
-    """Whether a warm path over the study's own τ is trained."""
-    own = [v.method for v in config.variants.values() if v.taus is None]
-    return "warm_path" in (*config.methods, *own)
 
 
 def _finished(folder: Path, trial: Trial, config: BenchConfig) -> bool:

@@ -13,7 +13,6 @@ from sigmanens.lab.plugins import imported, is_import
 __all__ = [
     "METHODS",
     "MeasureConfig",
-    "PathConfig",
     "PretrainConfig",
     "Variant",
     "register",
@@ -35,12 +34,9 @@ METHODS = (
     "lora_ensemble",
     "sigmanens_lambda0",
     "sigmanens",
-    "warm_path",
 )
 """What can be trained. "separate" trains M networks and gives the rows single, single_temperature
-and deep_ensemble; on pretrained weights also single_finetuned. "warm_path" trains σN-Ens at one τ
-and goes on from there to all others, see ``PathConfig``; its rows are of sigmanens, variant
-"warm_path"."""
+and deep_ensemble; on pretrained weights also single_finetuned."""
 
 
 Rival = Callable[..., Any]
@@ -121,26 +117,6 @@ class PretrainConfig:
     recipe: Recipe = field(default_factory=Recipe)
     limit: int | None = None
     seed: int = 0
-
-
-@dataclass
-class PathConfig:
-    """The dial by continuation: one full training, then short ones from τ to the neighbouring τ.
-
-    Attributes:
-        start: τ of the full training, one of the study's; none: the middle one, the upper of two.
-        epochs: of each continuation.
-        lr: its peak rate, as a factor on the recipe's.
-        shrink: factor on the scale logits before each continuation: 1 keeps the partition of the
-            channels, 0 forgets it.
-        renoise: standard deviation of noise added to the scale logits after that.
-    """
-
-    start: float | None = None
-    epochs: int = 8
-    lr: float = 0.5
-    shrink: float = 1.0
-    renoise: float = 0.0
 
 
 @dataclass

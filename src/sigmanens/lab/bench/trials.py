@@ -88,8 +88,6 @@ def _settings(
     variant: str = "",
 ) -> list[Trial]:
     """One method at every τ and λ that apply to it."""
-    if method == "warm_path":
-        return [Trial(seed, method, members, weight=config.weight, variant=variant)]
     if method != "sigmanens":
         return [Trial(seed, method, members, variant=variant)]
     weights = [config.weight]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
-from sigmanens.lab.config import Recipe
 from sigmanens.lab.training import TrainingResult, drawn, train_network
 from sigmanens.saving.checkpoint import write_atomic
 from sigmanens.training.loss import EnsembleLoss
@@ -91,16 +91,14 @@ class Workshop:
 
     def convert(self, **changes: Any) -> SigmaEnsemble:
         """A σN-Ens as the study asks for it, but for ``changes``."""
-        options = vars(self.config.ensemble) | {"members": self.members} | changes
-        return convert(self.base(), generator=self.generator(), **options)
+        config = replace(self.config.ensemble, members=self.members, **changes)
+        return convert(self.base(), config, generator=self.generator())
 
-    def diversity(self, tau: float | None = None) -> Diversity | None:
-        """The penalty of this trial, or at another τ."""
-        tau = self.trial.tau if tau is None else tau
-        if tau is None:
+    def diversity(self) -> Diversity | None:
+        """The penalty of this trial."""
+        if self.trial.tau is None or self.trial.weight is None:
             return None
-        given = vars(self.config.diversity)
-        return Diversity(**given | {"tau": tau, "weight": self.trial.weight})
+        return self.config.diversity.penalty(self.trial.tau, self.trial.weight)
 
     def fit(
         self,
@@ -110,7 +108,6 @@ class Workshop:
         name: str = "network",
         diversity: Diversity | None = None,
         cost: float = 1.0,
-        recipe: Recipe | None = None,
     ) -> TrainingResult:
         """Train in place under the study's recipe, or load what an earlier run trained.
 
@@ -120,7 +117,6 @@ class Workshop:
             name: what its file is called, where a trial trains several.
             diversity: the penalty.
             cost: of one epoch, in passes of one network.
-            recipe: another one than the study's.
 
         Raises:
             RunError: if the file of the earlier run does not fit. What ``train_network`` raises.
@@ -130,7 +126,7 @@ class Workshop:
             found = _load_trained(network, kept)
             network.to(self.device)
             return found
-        done = self._train(network, index, name, diversity, cost, recipe or self.config.recipe)
+        done = self._train(network, index, name, diversity, cost)
         network.to(self.device)  # from where Lightning has taken it
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -146,12 +142,11 @@ class Workshop:
         name: str,
         diversity: Diversity | None,
         cost: float,
-        recipe: Recipe,
     ) -> TrainingResult:
         return train_network(
             network,
             self.material.train,
-            recipe,
+            self.config.recipe,
             EnsembleLoss(diversity=diversity),
             seed=self.seed(index),
             watched=drawn(self.material.data.validation, self.config.measure.watched),

@@ -1,21 +1,22 @@
-"""The member axis and the containers that inputs and results come in."""
+"""The containers that inputs and results come in."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import DynamicCache
 
 from sigmanens.errors import InputError
-from sigmanens.passes.context import MemberAxis
-from sigmanens.passes.trees import expand, join, map_tensors, narrow, unfold
+from sigmanens.passes.trees import join, map_tensors, unfold
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -41,23 +42,6 @@ class Attributed(dict):
     def __init__(self, marker: str) -> None:
         super().__init__()
         self.marker = marker
-
-
-# -- the axis ----------------------------------------------------------------------------------
-
-
-def test_a_narrowed_axis_is_restored_even_after_an_error() -> None:
-    axis = MemberAxis(4)
-
-    def narrow_and_fail() -> None:
-        with axis.only(1, 3), axis.probe(), axis.only(2, 3):
-            assert (axis.start, axis.stop, axis.active, axis.probing) == (2, 3, 1, True)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        narrow_and_fail()
-    assert (axis.start, axis.stop, axis.active, axis.probing) == (0, 4, 4, False)
-    assert repr(axis) == "MemberAxis(4, active=0:4)"
 
 
 # -- containers --------------------------------------------------------------------------------
@@ -131,34 +115,6 @@ def test_results_of_torch_that_are_tuples_with_names() -> None:
 # -- folding -----------------------------------------------------------------------------------
 
 
-@given(members=st.integers(1, 4), size=st.integers(1, 4), dim=st.integers(0, 2))
-def test_expanding_is_member_major_along_the_batch_dimension(
-    members: int, size: int, dim: int
-) -> None:
-    shape = [3, 2, 5]
-    shape[dim] = size
-    x = torch.randn(shape)
-    out = expand({"x": x, "s": x}, {"x": dim}, members)
-    assert torch.equal(out["s"], x)
-    for m in range(members):
-        assert torch.equal(out["x"].narrow(dim, m * size, size), x)
-
-
-def test_expanding_keeps_the_memory_format_and_the_gradient() -> None:
-    x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
-    y = expand(x, {"": 0}, 3)
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    y.sum().backward()
-    assert torch.equal(x.grad, torch.full_like(x, 3))
-
-
-def test_narrowing_cuts_batched_tensors_only() -> None:
-    x, s = torch.arange(12).view(2, 6), torch.arange(6)
-    out = narrow({"x": x, "s": s}, {"x": 1}, 2, 3)
-    assert torch.equal(out["x"], x[:, 2:5])
-    assert torch.equal(out["s"], s)
-
-
 @given(members=st.integers(1, 4), size=st.integers(0, 4))
 def test_unfolding_inverts_folding(members: int, size: int) -> None:
     y = torch.randn(members, size, 3)
@@ -184,3 +140,37 @@ def test_joining_passes_concatenates_members_and_averages_scalars() -> None:
     assert out["logits"][:, 0, 0].tolist() == [1, 1, 5]
     assert out["loss"].item() == pytest.approx(2.0)
     assert out["cache"] is None
+
+
+class Opaque:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [Opaque, lambda z: SimpleNamespace(logits=z), lambda z: torch.distributions.Categorical(z)],
+    ids=["class", "namespace", "distribution"],
+)
+def test_a_result_in_an_unknown_object_is_refused_by_name(
+    make: Callable[[Tensor], Any], nested: bool
+) -> None:
+    made = make(torch.rand(6, 2))
+    result = {"logits": torch.rand(6, 2), "more": made} if nested else made
+    for members, size in ((3, 2), (1, 6)):
+        with pytest.raises(InputError, match=f"{type(made).__name__}, an object that holds"):
+            unfold(result, members, size)
+
+
+def test_plain_values_in_a_result_are_passed_on() -> None:
+    for value in ("text", 3, None, torch.float32, torch.device("cpu"), SimpleNamespace(n=3)):
+        assert unfold((torch.zeros(2, 1), value), 1, 2)[1] is value
+
+
+def test_the_cache_of_a_decoder_is_left_out() -> None:
+    cache = DynamicCache()
+    cache.update(torch.zeros(4, 1, 2, 3), torch.zeros(4, 1, 2, 3), 0)
+    out = unfold({"logits": torch.zeros(4, 2), "past": cache}, 2, 2)
+    assert out["past"] is None
+    assert out["logits"].shape == (2, 2, 2)

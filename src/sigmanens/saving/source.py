@@ -1,0 +1,267 @@
+"""How a base network is made anew, for checkpoints that hold all its tensors.
+
+A checkpoint names a model of timm, transformers or torchvision, or a function of the user's.
+Nothing is downloaded and nothing is unpickled: the network is made with random weights, and the
+checkpoint's take their place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from sigmanens.conversion.config import ConversionConfig
+from sigmanens.conversion.heads import last_linear
+from sigmanens.errors import CheckpointError, InputError, MissingPackageError
+from sigmanens.seeding import own_random_state
+
+__all__ = ["Source", "find_source"]
+
+# Other keyword arguments of these libraries read files or download weights.
+_OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
+_PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What makes a network of one architecture.
+
+    Attributes:
+        name: ``"package.module:function"`` of a subclass of ``nn.Module``, or of a function that is
+            annotated to return one; or a name that the library in ``kind`` knows.
+        options: keyword arguments, as JSON has them.
+        kind: "factory", or "timm", "transformers" (``name`` is a class, ``options`` its config) or
+            "torchvision".
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "factory"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Source:
+        """Inverse of :meth:`to_dict`."""
+        return cls(str(data["name"]), dict(data["options"]), str(data["kind"]))
+
+    def make(self, dtype: str, device: str = "cpu") -> nn.Module:
+        """The network, its weights random. Torch's random state is left as it was.
+
+        Args:
+            dtype: of its floating-point tensors, "float32" for instance.
+            device: where to make it; "meta" makes the structure alone.
+
+        Raises:
+            MissingPackageError: without the library. CheckpointError: if the name is not one that
+                may be called, or the call fails.
+        """
+        make = {
+            "timm": self._timm, "transformers": self._transformers,
+            "torchvision": self._torchvision, "factory": self._factory,
+        }.get(self.kind)  # fmt: skip
+        if make is None or not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise CheckpointError(f"the network was made by {self}, which is unknown. Give base=…")
+        odd = set(self.options) - _OPTIONS.get(self.kind, set(self.options))
+        if odd:
+            raise CheckpointError(f"{self} has options that are not passed on: {sorted(odd)}")
+        library = self.name.partition(".")[0].partition(":")[0]
+        library = library if self.kind == "factory" else self.kind
+        if find_spec(library) is None:
+            raise MissingPackageError(f"making the network of {self} needs {library}")
+        try:
+            with own_random_state(), torch.device(device):
+                return make().to(getattr(torch, dtype))
+        except CheckpointError:
+            raise
+        except Exception as e:
+            raise CheckpointError(f"making the network of {self} failed: {e}. Give base=…") from e
+
+    def _timm(self) -> nn.Module:
+        timm = import_module("timm")
+        if not timm.is_model(self.name):  # others are names on a hub
+            raise CheckpointError(f"timm has no model {self.name!r}")
+        made: nn.Module = timm.create_model(self.name, pretrained=False, **self.options)
+        return made
+
+    def _transformers(self) -> nn.Module:
+        library = import_module("transformers")
+        cls: Any = getattr(library, self.name, None)
+        if library.PreTrainedModel not in getattr(cls, "__mro__", ()):
+            raise CheckpointError(f"transformers has no model class {self.name!r}")
+        config = cls.config_class.from_dict(self.options["config"])
+        attention = self.options["attention"]
+        if attention is not None and not re.fullmatch("[a-z0-9_]+", attention):  # one on a hub
+            raise CheckpointError(f"attention {attention!r} is not one of transformers' own")
+        config._attn_implementation = attention
+        if getattr(config, "use_pretrained_backbone", False):
+            config.use_pretrained_backbone = False  # its weights are in the checkpoint
+        made: nn.Module = cls(config)
+        return made
+
+    def _torchvision(self) -> nn.Module:
+        models = import_module("torchvision.models")
+        if self.name not in models.list_models():
+            raise CheckpointError(f"torchvision has no model {self.name!r}")
+        made: nn.Module = models.get_model(self.name, weights=None, **self.options)
+        return made
+
+    def _factory(self) -> nn.Module:
+        module, _, function = self.name.partition(":")
+        make: Any = getattr(import_module(module), function, None)
+        if not _makes_modules(make):
+            raise CheckpointError(
+                f"factory {self.name!r} is not called: expected 'package.module:function' of a "
+                "subclass of nn.Module, or of a function with the annotation '-> nn.Module'"
+            )
+        made = make(**self.options)
+        assert isinstance(made, nn.Module), f"it made a {type(made).__name__}"
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+def _makes_modules(make: Any) -> bool:
+    if isinstance(make, type):
+        return issubclass(make, nn.Module)
+    if not inspect.isfunction(make):
+        return False
+    made = get_type_hints(make).get("return")
+    return isinstance(made, type) and issubclass(made, nn.Module)
+
+
+def find_source(
+    plain: nn.Module, plan: ConversionConfig, factory: str | Source | None
+) -> dict[str, Any] | None:
+    """What a checkpoint says of how to make its base anew.
+
+    Args:
+        plain: one member as a plain network.
+        plan: of the conversion.
+        factory: what the user named, or None to look among timm, transformers and torchvision.
+
+    Returns:
+        the source and the dtype, or None where no source makes such a network.
+
+    Raises:
+        CheckpointError: if the factory makes another network. InputError: if it cannot be found
+            again from another program.
+    """
+    tensors = [t for t in plain.state_dict().values() if isinstance(t, Tensor)]
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+    if factory is not None:
+        source = Source(factory) if isinstance(factory, str) else factory
+        if not re.fullmatch(r"[\w.]+:\w+", source.name) or source.name.startswith("__main__"):
+            raise InputError(
+                f"factory is {source.name!r}; expected 'package.module:function', which another "
+                "program can import"
+            )
+        odd = _odd(plain, source.make(dtype), plan)
+        if odd is not None:
+            raise CheckpointError(f"the factory {source.name!r} makes another network: {odd}")
+        return source.to_dict() | {"dtype": dtype}
+    for source in _candidates(plain):
+        try:
+            json.dumps(source.to_dict())
+            try:
+                made = source.make(dtype, "meta")
+            except CheckpointError:  # the model reads numbers while it is made
+                made = source.make(dtype)
+        except (CheckpointError, TypeError, ValueError):
+            continue
+        if _odd(plain, made, plan) is None:
+            return source.to_dict() | {"dtype": dtype}
+    return None
+
+
+def _candidates(plain: nn.Module) -> list[Source]:
+    """Sources that may make such a network."""
+    cls = type(plain)
+    library = cls.__module__.partition(".")[0]
+    if library == "transformers":
+        config: Any = plain.config
+        attention = getattr(config, "_attn_implementation", None)
+        options = {"config": json.loads(config.to_json_string(use_diff=False))}
+        return [Source(cls.__name__, options | {"attention": attention}, library)]
+    last = last_linear(plain)
+    classes = getattr(plain, "num_classes", None if last is None else last.out_features)
+    if library == "timm":
+        described: Any = getattr(plain, "pretrained_cfg", None) or {}
+        name = described.get("architecture") if isinstance(described, Mapping) else None
+        options = {"num_classes": classes}
+        first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
+        if first is not None and first.in_channels != 3:
+            options["in_chans"] = first.in_channels
+        sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
+        sources = [Source(str(name), options, library)] if name else []
+        if sized is not None:
+            sources += [
+                Source(s.name, options | {"img_size": list(sized)}, s.kind) for s in sources
+            ]
+        return sources
+    if library == "torchvision":
+        models = import_module("torchvision.models")
+        return [
+            Source(name, {"num_classes": classes}, library)
+            for name in models.list_models(module=models)
+            if inspect.signature(models.get_model_builder(name)).return_annotation is cls
+        ]
+    return []
+
+
+def _odd(plain: nn.Module, made: nn.Module, plan: ConversionConfig) -> str | None:
+    """What differs between a member and a new network: layers, settings or tensors."""
+    fresh = plan.heads if plan.head == "fresh" else ()
+    ours, theirs = (_described(m, plan.norms, fresh) for m in (plain, made))
+    for key in (*ours, *theirs):
+        if ours.get(key) != theirs.get(key):
+            return f"{key} is {theirs.get(key)} instead of {ours.get(key)}"
+    return None
+
+
+def _described(
+    network: nn.Module, norms: tuple[str, ...], fresh: tuple[str, ...]
+) -> dict[str, Any]:
+    """Classes and settings of all modules, shapes and dtypes of all tensors, by name.
+
+    Of converted norms the class, of fresh heads the sizes.
+    """
+    heads = tuple(f"{name}." for name in fresh)
+    found: dict[str, Any] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        if name in fresh:
+            linear = last_linear(module)
+            sizes = None if linear is None else (linear.in_features, linear.out_features)
+            found[f"head '{name}'"] = sizes
+        elif not name.startswith(heads or "\0"):
+            found[f"layer '{name}'"] = type(module)
+            if name not in norms:
+                found[f"settings of '{name}'"] = _settings(module)
+    for key, tensor in network.state_dict().items():
+        inside = any(key.startswith(f"{name}.") for name in (*norms, *fresh))
+        if isinstance(tensor, Tensor) and not inside:
+            found[f"tensor '{key}'"] = (tuple(tensor.shape), tensor.dtype)
+    return found
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    simple = (bool, int, float, str, tuple, type(None))
+    public = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, simple) and not key.startswith("_") and key not in _PASSING
+    }
+    return public | {"": module.extra_repr()}
