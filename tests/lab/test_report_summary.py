@@ -122,7 +122,7 @@ def test_a_difference_is_named_where_its_interval_leaves_out_0(
     gap = difference(study, film, study.deep, "nll")
     assert gap is not None
     low, high = ttest_rel(ours, theirs).confidence_interval(0.95)
-    assert (gap.low, gap.high) == pytest.approx((low, high))
+    assert (gap.low, gap.high) == pytest.approx((low, high), rel=1e-4)
     assert word(gap, "nll") == said
     back = difference(study, study.deep, film, "nll")
     assert back is not None
