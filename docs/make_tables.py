@@ -4,11 +4,12 @@
     python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
 
 Each folder of docs/results holds the ``metrics.json`` of one run and, optionally, ``notes.md``,
-what the run shows in words, and ``output.txt``, what it printed. Tables are never typed.
+what the run shows in words. Tables are never typed.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from statistics import mean
 from typing import Any
 
 import search_tables
+from rich.console import Console
+from rich.text import Text
 from study_tables import (
     bounded,
     corruption,
@@ -30,7 +33,8 @@ from study_tables import (
     spread,
 )
 
-from sigmanens.lab.report.naming import label
+from sigmanens.lab.report import console_table, summary
+from sigmanens.lab.report.compare import RULE
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent.parent / "README.md"
@@ -65,7 +69,7 @@ def main(check: bool) -> int:
 def readme() -> str:
     """The README with its two results put in again."""
     text = README.read_text(encoding="utf-8")
-    output = (RESULTS / "digits-demo" / "output.txt").read_text(encoding="utf-8").strip("\n")
+    output = printed(json.loads((RESULTS / "digits-demo" / "metrics.json").read_text("utf-8")))
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
     blocks = {
         "demo": f"```\n{output}\n```",
@@ -78,6 +82,17 @@ def readme() -> str:
     return text
 
 
+def printed(metrics: Mapping[str, Any]) -> str:
+    """What a command prints of a run."""
+    console, said = Console(file=io.StringIO(), width=100, color_system=None), summary(metrics)
+    console.print(console_table(metrics))
+    console.print(Text(f"\n{said.headline}"))
+    for topic, line in said.lines:
+        console.print(Text(f"• {topic}: {line}"))
+    lines = console.file.getvalue().rstrip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def render() -> str:
     """The whole page."""
     parts = [
@@ -87,6 +102,7 @@ def render() -> str:
         "fitted on held-out pictures; ECE with 15 bins; ± is the standard deviation over seeds, "
         "brackets the 95 % bootstrap interval of a single run. OOD is the AUROC of 1 − max "
         "softmax, mean over the sets. The tries for a better recipe: [search.md](search.md).\n",
+        f"{RULE} In studies of one seed † rests on a p that was read off the interval's width.\n",
     ]
     for folder in sorted(p.parent for p in RESULTS.glob("*/metrics.json")):
         if folder.name.endswith("-search"):  # on a page of their own
@@ -114,7 +130,7 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
         ("Under corruption", corruption(metrics)),
         ("Out of distribution", ood(metrics)),
         ("Under a shift of the domain", shift(metrics)),
-        ("Differences on the same examples", pairs(metrics)),
+        ("Differences", pairs(metrics)),
         ("The dial", dial(metrics)),
         ("By continuation", path(metrics)),
     ):
@@ -125,9 +141,6 @@ def section(folder: Path, metrics: Mapping[str, Any]) -> str:
         lines.append(f"\nFailed and in no table: {', '.join(failed)}.")
     if "checkpoint_bytes" in metrics:
         lines.append(f"\nThe members on disk: {metrics['checkpoint_bytes'] / 1000:,.0f} kB.")
-    paired = folder / "paired.json"
-    if paired.exists():
-        lines += ["", *differences(json.loads(paired.read_text(encoding="utf-8")))]
     notes = folder / "notes.md"
     if notes.exists():
         lines.append("\n" + notes.read_text(encoding="utf-8").strip())
@@ -159,24 +172,6 @@ def table(
             *([spread([r["train_seconds"] for r in group], digits=0)] if seconds else ()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def differences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines that compare the last method with the others on the same pictures."""
-    lines = [
-        "Differences on the same pictures (made by `docs/make_paired.py`, 95 % bootstrap "
-        "interval), below 0 where the ensemble is better:\n",
-        "| σN-Ens against | NLL | NLL (T) |",
-        "| --- | --- | --- |",
-    ]
-    for other in dict.fromkeys(p["against"] for p in pairs):
-        found = {p["metric"]: p for p in pairs if p["against"] == other}
-        cells = [
-            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]"
-            for p in (found["nll"], found["nll_calibrated"])
-        ]
-        lines.append(f"| {label(other, 1, None)} | {' | '.join(cells)} |")
     return lines
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import yaml
 from study_tables import label_of, spread
+
+from sigmanens.evaluation.comparison import Difference, holm, seed_difference
+from sigmanens.lab.report.compare import named
 
 Row = Mapping[str, Any]
 
@@ -20,11 +23,11 @@ try is a variant of a preset (`sigmanens bench --preset digits-search`, `--prese
 negative ones included; this page is made by `python docs/make_tables.py` from their `metrics.json`.
 
 *Against plain* is NLL (T) less that of the same method at the same τ and M = 4 without the change,
-seed by seed: below 0 the change helps; in brackets its standard deviation over seeds, then in how
-many seeds it helped. *Gap closed*: 0 % is one network with a temperature, 100 % as many separate
-networks as the plain setting has members. *Epochs* count passes of one network over the training
-pictures: what the training costs, but for what late splits share. *Compute*: multiply-adds of a
-prediction over those of one network.
+seed by seed, with Student's 95 % interval: **better** or **worse** where it leaves out 0, † where
+that survives Holm's correction for all tries of its table. *Gap closed*: 0 % is one network with a
+temperature, 100 % as many separate networks as the plain setting has members. *Epochs* count passes
+of one network over the training pictures: what the training costs, but for what late splits share.
+*Compute*: multiply-adds of a prediction over those of one network.
 """
 
 
@@ -58,13 +61,18 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     epochs = _epochs(metrics, config)
     controls, tried = [], []
     for key, by in groups.items():
-        gap = None
+        gap: Difference | float | None = None
         if key[3] and (before := plain.get((key[0], key[2]))):
             shared = sorted(set(by) & set(before))
-            gap = [by[s]["nll_calibrated"] - before[s]["nll_calibrated"] for s in shared]
-        (tried if gap else controls).append((key, list(by.values()), gap))
+            both = [[of[s]["nll_calibrated"] for s in shared] for of in (by, before)]
+            several = len(shared) > 1
+            gap = seed_difference(*both) if several else both[0][0] - both[1][0]
+        (controls if gap is None else tried).append((key, list(by.values()), gap))
     controls.sort(key=lambda item: mean(r["nll_calibrated"] for r in item[1]))
-    tried.sort(key=lambda item: mean(item[2] or [0.0]))
+    tried.sort(key=lambda item: _value(item[2]))
+    told = [gap for *_, gap in tried if isinstance(gap, Difference)]
+    kept = holm([gap.p for gap in told])
+    stars = {id(gap) for gap, keep in zip(told, kept, strict=True) if keep and gap.sign}
     lines = [
         "| try | method | M | τ | NLL (T) | against plain | gap closed | NLL | ECE | accuracy | "
         "disagreement | epochs | compute |",
@@ -79,7 +87,7 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
             str(key[1]),
             "" if key[2] is None else f"{key[2]:g}",
             spread([r["nll_calibrated"] for r in rows]),
-            "" if gap is None else _against(gap),
+            "" if gap is None else _against(gap, id(gap) in stars),
             closed,
             *(spread([r[k] for r in rows]) for k in ("nll", "ece", "accuracy", "disagreement")),
             _passes(key, epochs),
@@ -90,6 +98,10 @@ def tries(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
 
 
 _VARIED = ("sigmanens", "sigmanens_lambda0", "fixed_masks")
+
+
+def _value(gap: Difference | float | None) -> float:
+    return gap.value if isinstance(gap, Difference) else gap or 0.0
 
 
 def _mean(groups: Mapping[tuple[Any, ...], Mapping[int, Row]], method: str) -> float | None:
@@ -106,9 +118,11 @@ def _compute(row: Row, groups: Mapping[tuple[Any, ...], Mapping[int, Row]]) -> s
     return f"{counts[0] / counts[1]:.2f} ×" if all(counts) else ""
 
 
-def _against(gap: Sequence[float]) -> str:
-    ends = f" [{stdev(gap):.3f}]" if len(gap) > 1 else ""
-    return f"{mean(gap):+.3f}{ends}, {sum(g < 0 for g in gap)} of {len(gap)}"
+def _against(gap: Difference | float, star: bool) -> str:
+    if isinstance(gap, float):
+        return f"{gap:+.3f}, one seed".replace("-", "−")
+    said = {-1: " **better**", 1: " **worse**", 0: ""}[gap.sign]
+    return f"{named(gap)}{said}{'†' if star else ''}"
 
 
 def _epochs(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[tuple[Any, ...], int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
+from sigmanens.evaluation.comparison import Difference, seed_difference
+from sigmanens.lab.report.compare import difference, named, seeds_word, survivors, word
 from sigmanens.lab.report.naming import ORDER, label
+from sigmanens.lab.report.reading import read_study
 
 
 def corruption(metrics: Mapping[str, Any]) -> list[str]:
@@ -137,8 +140,7 @@ def path(metrics: Mapping[str, Any]) -> list[str]:
         return []
     return [
         "One full training a seed, then short ones from τ to the neighbouring τ, beside a full "
-        "training at every τ. Warm less full, mean over seeds; in brackets the standard deviation "
-        "of the full trainings over seeds.\n",
+        "training at every τ. Warm less full: mean over seeds with Student's 95 % interval.\n",
         *lines,
     ]
 
@@ -163,9 +165,8 @@ def _path(
         seeds = [s for t, s in both if t == tau]
         cells = [f"{tau:g}"]
         for key in keys:
-            gap = mean(warm[tau, s][key] - full[tau, s][key] for s in seeds)
-            noise = [full[tau, s][key] for s in seeds]
-            cells.append(f"{gap:+.3f} [{stdev(noise):.3f}]" if len(seeds) > 1 else f"{gap:+.3f}")
+            both_of = [(warm[tau, s][key], full[tau, s][key]) for s in seeds]
+            cells.append(seed_gap(both_of))
         lines.append(f"| {' | '.join(cells)} |")
     count = len({t for t, _ in both})
     lengths: dict[str, list[int]] = {h["variant"] or "": [] for h in histories}
@@ -178,6 +179,14 @@ def _path(
     return lines
 
 
+def seed_gap(both: Sequence[tuple[float, float]]) -> str:
+    """The mean difference of pairs, one a seed, with its interval."""
+    if len(both) < 2:
+        return f"{both[0][0] - both[0][1]:+.3f}, one seed".replace("-", "−")
+    ours, theirs = zip(*both, strict=True)
+    return named(seed_difference(ours, theirs))
+
+
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Pearson's correlation."""
     a, b = mean(x), mean(y)
@@ -186,9 +195,11 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     return float(both / alone**0.5) if alone > 0 else float("nan")
 
 
-_PAIRED = {
+_COMPARED = {
+    "accuracy": "accuracy",
     "nll": "NLL",
     "nll_calibrated": "NLL (T)",
+    "ece": "ECE",
     "nll_corrupted": "NLL, corrupted",
     "nll_calibrated_corrupted": "NLL (T), corrupted",
 }
@@ -196,32 +207,39 @@ _PAIRED = {
 
 
 def pairs(metrics: Mapping[str, Any]) -> list[str]:
-    """The chosen σN-Ens less every other method."""
-    found = metrics.get("paired") or []
-    choice = metrics.get("choice")
-    if not found or not choice:
+    """The chosen σN-Ens less every other method, with what it is called by the rule."""
+    study = read_study(metrics)
+    ours = study.chosen
+    if ours is None or not study.differences:
         return []
-    settings: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for pair in found:
-        key = tuple(pair[k] for k in ("against", "members", "tau", "weight", "variant"))
-        settings.setdefault(key, {})[pair["metric"]] = pair
-    shown = [k for k in _PAIRED if any(k in pair for pair in settings.values())]
+    others = [g for g in study.groups if g is not ours]
+    gaps = {g.key: {k: difference(study, ours, g, k) for k in _COMPARED} for g in others}
+    shown = [k for k in _COMPARED if any(gaps[g.key][k] for g in others)]
+    kept = {k: survivors(study, ours, k) for k in shown}
+    reason = f" ({study.reason})" if study.reason else ""
+    chosen = f", chosen by {study.criterion}{reason}," if study.criterion else ""
     lines = [
-        f"σN-Ens τ={choice['tau']:g}, chosen by {choice['criterion']} ({choice['reason']}), less "
-        "each other method: below 0 it is better. Brackets: 95 % bootstrap interval over examples, "
-        "of the mean over the seeds that both have.\n",
-        "| against | M | τ | variant | " + " | ".join(_PAIRED[k] for k in shown) + " | seeds |",
-        "| --- " * (5 + len(shown)) + "|",
+        f"{ours.label}{chosen} less each other method. NLL and ECE below 0 are better.\n",
+        "| against | " + " | ".join(_COMPARED[k] for k in shown) + " | seeds |",
+        "| --- " * (2 + len(shown)) + "|",
     ]
-    for key, metric in settings.items():
-        row = {"method": key[0], "members": key[1], "tau": key[2], "variant": key[4]}
-        cells = [
-            f"{p['value']:+.4f} [{p['low']:+.4f}, {p['high']:+.4f}]" if p else "–"
-            for p in (metric.get(k) for k in shown)
-        ]
-        cells.append(str(metric["nll"]["seeds"]))
-        lines.append(f"| {' | '.join([*_setting(row), *cells])} |")
-    return lines
+    for group in others:
+        found = gaps[group.key]
+        if not any(found.values()):
+            continue
+        cells = [_gap(found[k], k, group.key in kept[k]) for k in shown]
+        first = next(gap for gap in found.values() if gap)
+        lines.append(f"| {group.label} | {' | '.join(cells)} | {seeds_word(first)} |")
+    half = [median(g.half_width for by in gaps.values() if (g := by[k])) for k in shown]
+    cells = [f"±{value:.3f}" for value in half]
+    return [*lines, f"| half an interval, median | {' | '.join(cells)} | |"]
+
+
+def _gap(gap: Difference | None, key: str, star: bool) -> str:
+    if gap is None:
+        return "–"
+    said = word(gap, key)
+    return f"{named(gap)}{f' **{said}**' if said else ''}{'†' if star and said else ''}"
 
 
 def _setting(row: Mapping[str, Any]) -> list[str]:

@@ -176,17 +176,5 @@ def bench_metrics(seeds: int = 2) -> dict[str, Any]:
             "criterion": "validation nll_calibrated", "tau": 0.5, "members": 4, "weight": 0.01,
             "reason": "τ=0.5: 0.812, τ=1: 0.815",
         },
-        "paired": [
-            {
-                "against": method, "members": members, "tau": tau, "weight": weight,
-                "variant": variant, "metric": metric, "seeds": seeds, "n": 2000, "level": 0.95,
-                "value": value, "low": value - 0.012, "high": value + 0.012,
-            }
-            for method, members, tau, weight, variant in settings[:16]
-            for metric, value in (
-                ("nll", 0.1 * (RIVALS[method] - 0.68)),
-                ("nll_calibrated", 0.07 * (RIVALS[method] - 0.68)),
-            )
-        ],
         "failures": {"mimo-m16-seed1": "the loss is NaN after epoch 3: lower the learning rate"},
     }  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy import stats
 from torch import nn
 
 pytest.importorskip("lightning")
@@ -30,16 +31,17 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.evaluation import apply_temperature, fit_temperature, nll
 from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
-from sigmanens.lab.bench.gather import _add_findings, choose
+from sigmanens.lab.bench.gather import choose
 from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.methods import separate_network
-from sigmanens.lab.bench.paired import kept_pairs
 from sigmanens.lab.bench.runner import Job, run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DataConfig, ModelConfig, Recipe
-from sigmanens.lab.report import verdict
+from sigmanens.lab.differences import differences, setting_name, value_of
+from sigmanens.lab.findings import add_findings
+from sigmanens.lab.report import summary
 from sigmanens.lab.runs import read_config, read_metrics
 
 TINY = BenchConfig(
@@ -79,7 +81,7 @@ def test_every_method_and_seed_has_its_row(done: tuple[Path, dict[str, Any]]) ->
     assert got == {(*m, s) for m in methods for s in (0, 1)}
     assert len(found["rows"]) == len(got)
     assert found["failures"] == {}
-    assert "σN-Ens" in verdict(found).headline
+    assert "σN-Ens" in summary(found).headline
 
 
 def test_rows_follow_from_the_predictions_kept(done: tuple[Path, dict[str, Any]]) -> None:
@@ -119,47 +121,30 @@ def test_a_setting_that_lacks_a_seed_is_not_chosen(done: tuple[Path, dict[str, A
     assert chosen["tau"] != best
 
 
-def test_paired_differences_are_those_of_the_rows(done: tuple[Path, dict[str, Any]]) -> None:
+def test_differences_are_those_of_the_rows(done: tuple[Path, dict[str, Any]]) -> None:
+    """Any two rows; two seeds by Student's t, what one seed has by its samples."""
     _, found = done
-    tau = found["choice"]["tau"]
-
-    def mean(method: str, tau: float | None) -> float:
-        values = [r["nll"] for r in found["rows"] if (r["method"], r["tau"]) == (method, tau)]
-        return sum(values) / len(values)
-
-    for pair in found["paired"]:
-        if pair["metric"] == "nll":
-            gap = mean("sigmanens", tau) - mean(pair["against"], pair["tau"])
-            assert pair["value"] == pytest.approx(gap, abs=1e-5)
-            assert pair["low"] < pair["value"] < pair["high"]
-            assert pair["seeds"] == 2
-    assert {p["against"] for p in found["paired"]} == {
-        "single", "single_temperature", "deep_ensemble", "film", "sigmanens_lambda0", "sigmanens",
-    }  # fmt: skip
-
-
-def test_paired_differences_under_corruption_are_those_of_the_rows(
-    done: tuple[Path, dict[str, Any]],
-) -> None:
-    """Measured for the first seed; the mean over severities."""
-    _, found = done
-    tau = found["choice"]["tau"]
-
-    def mean(method: str, tau: float | None, key: str) -> float:
-        (row,) = [
-            r for r in found["rows"]
-            if (r["method"], r["tau"]) == (method, tau) and r.get("corruption_pooled")
-        ]  # fmt: skip
-        return sum(row["corruption_pooled"][s][key] for s in "12345") / 5
-
-    pairs = [p for p in found["paired"] if p["metric"].endswith("_corrupted")]
-    assert len(pairs) == 12
-    for pair in pairs:
-        key = pair["metric"].removesuffix("_corrupted")
-        gap = mean("sigmanens", tau, key) - mean(pair["against"], pair["tau"], key)
-        assert pair["value"] == pytest.approx(gap, abs=1e-5)
-        assert pair["low"] < pair["value"] < pair["high"]
-        assert pair["seeds"] == 1
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        rows.setdefault(setting_name(row), []).append(row)
+    assert len(found["differences"]) == len(rows) * (len(rows) - 1) // 2
+    for pair in found["differences"]:
+        assert pair["seeds"] == 2
+        for metric in ("accuracy", "nll", "nll_calibrated", "brier", "ece", "ece_calibrated"):
+            a, b = ([row[metric] for row in rows[pair[side]]] for side in "ab")
+            gap = pair["metrics"][metric]
+            assert (gap["basis"], gap["n"]) == ("seeds", 2)
+            assert gap["value"] == pytest.approx(sum(a) / 2 - sum(b) / 2, abs=1e-7)
+            x, y = a[0] - b[0], a[1] - b[1]
+            if abs(x - y) > 1e-6:
+                low, high = stats.ttest_rel(a, b).confidence_interval(0.95)
+                assert (gap["low"], gap["high"]) == pytest.approx((low, high), rel=1e-4, abs=1e-6)
+        for metric in ("nll_corrupted", "nll_calibrated_corrupted"):  # of the first seed alone
+            a, b = (value_of(rows[pair[side]][0], metric) or 0.0 for side in "ab")
+            gap = pair["metrics"][metric]
+            assert gap["basis"] == "samples"
+            assert gap["value"] == pytest.approx(a - b, abs=1e-5)
+            assert gap["low"] <= gap["value"] <= gap["high"]
 
 
 def test_networks_and_seeds_are_what_they_say(done: tuple[Path, dict[str, Any]]) -> None:
@@ -216,7 +201,7 @@ def test_rows_without_their_network_are_not_lost_to_remeasuring(
     again = run_bench(config, folder, resume=True)
     first = read_metrics(done[0])
     assert again["rows"] == first["rows"]
-    assert again["paired"] == first["paired"]  # found while there were predictions
+    assert again["differences"] == first["differences"]  # found while there were predictions
 
 
 def test_separate_networks_may_have_the_heads_of_members(tmp_path: Path) -> None:
@@ -261,10 +246,10 @@ def test_variants_of_separate_networks_are_no_reference_for_findings(
     (single,) = (r for r in rows if (r["method"], r["seed"]) == ("single", 0))
     rows.append(single | {"variant": "better", "nll": -100.0})
     before = [row["findings"] for row in done[1]["rows"]]
-    _add_findings(rows, done[1]["histories"])
+    add_findings(rows, done[1]["histories"])
     assert [row["findings"] for row in rows[:-1]] == before
     rows[-1]["variant"] = None  # were it a reference, members would be weak
-    _add_findings(rows, done[1]["histories"])
+    add_findings(rows, done[1]["histories"])
     assert [row["findings"] for row in rows[:-1]] != before
 
 
@@ -272,29 +257,18 @@ def test_differences_are_kept_while_both_sides_are_what_they_were(
     done: tuple[Path, dict[str, Any]],
 ) -> None:
     earlier = done[1]
-    pairs = earlier["paired"]
-    bare = copy.deepcopy(earlier) | {"paired": []}
-    assert kept_pairs(earlier, bare) == pairs
-    assert kept_pairs({"rows": []}, bare) == []  # of a study without σN-Ens
-    film = {p["metric"]: p for p in pairs if p["against"] == "film"}
-    newer = film["nll"] | {"value": 9.0}
-    assert kept_pairs(earlier, bare | {"paired": [newer]})[0] == newer
-    fewer = newer | {"seeds": 1}
-    assert kept_pairs(earlier, bare | {"paired": [fewer]})[0] == film["nll"]
-    rounded = copy.deepcopy(bare)
-    for row in rounded["rows"]:
-        row["nll"] *= 1 + 1e-9  # measured again
-    assert kept_pairs(earlier, rounded) == pairs
-    for change in ("film", "choice", "ours"):
-        now = copy.deepcopy(bare)
-        if change == "choice":
-            now["choice"]["tau"] = 8.0
-        for row in now["rows"]:
-            ours = row["method"] == "sigmanens" and row["tau"] == now["choice"]["tau"]
-            if row["seed"] == 1 and (row["method"] == change or (change == "ours" and ours)):
-                row["nll"] += 0.1
-        kept = kept_pairs(earlier, now)
-        assert kept == ([p for p in pairs if p["against"] != "film"] if change == "film" else [])
+    rows = [row for row in earlier["rows"] if row["seed"] == 0]
+    now = {"rows": rows, "differences": differences(rows, lambda row: None)}
+    assert now["differences"] == []  # no predictions at hand
+    kept = {"rows": rows, "differences": earlier["differences"]}
+    found = differences(rows, lambda row: None, kept)
+    assert [p["metrics"] for p in found] == [p["metrics"] for p in earlier["differences"]]
+    changed = [row | {"nll": row["nll"] + (row["method"] == "film")} for row in rows]
+    found = differences(changed, lambda row: None, kept)
+    assert found
+    assert not any("film" in pair["a"] + pair["b"] for pair in found)
+    rounded = [row | {"nll": row["nll"] * (1 + 1e-9)} for row in rows]  # measured again
+    assert len(differences(rounded, lambda row: None, kept)) == len(earlier["differences"])
 
 
 def test_a_failed_training_is_reported_and_tried_again(

@@ -24,8 +24,10 @@ import sigmanens
 from sigmanens.errors import RunError
 from sigmanens.lab import demo, pipeline
 from sigmanens.lab.backbones import build_backbone
+from sigmanens.lab.bench import work
 from sigmanens.lab.cli import main
-from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.runs import read_config, read_metrics
 
 
@@ -346,7 +348,7 @@ def test_ctrl_c(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "train_network", interrupt)
-    monkeypatch.setattr(demo, "train_network", interrupt)
+    monkeypatch.setattr(work, "train_network", interrupt)
     options = {
         "train": ["--config", str(root / "config.yaml")],
         "demo": ["--workers=1", "--seeds=1"],

@@ -22,12 +22,12 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.config import (
     CONTROLS,
     DataConfig,
-    DemoConfig,
     DiversityConfig,
     ModelConfig,
     Recipe,
     TrainConfig,
 )
+from sigmanens.lab.demo_config import DemoConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = TrainConfig(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sigmanens.lab.findings import row_findings
+from sigmanens.lab.findings import row_findings, row_warnings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +49,24 @@ def test_rows_of_the_committed_results_are_read() -> None:
     behind = ours["nll"] > single["nll"]
     assert ("weak members" in findings) == behind
     assert behind, "the page of results says so"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"temperature": 1.2, "accuracy": 0.9, "classes": 10, "n": 100}, []),
+        ({"temperature": 1.2, "accuracy": 0.12, "classes": 10, "n": 100}, ["guessing among 10"]),
+        ({"temperature": 1e4, "accuracy": 0.9, "classes": 10, "n": 100}, ["temperature is 10000"]),
+        (
+            {"temperature": 0.01, "accuracy": 0.5, "classes": 2, "n": 50},
+            ["temperature is 0.01", "guessing among 2"],
+        ),
+        ({"accuracy": 0.1}, []),
+    ],
+)
+def test_temperatures_at_their_bound_and_guessing_are_told(
+    row: dict[str, Any], said: list[str]
+) -> None:
+    found = row_warnings(row)
+    assert len(found) == len(said)
+    assert all(part in text for part, text in zip(said, found, strict=True))

@@ -49,6 +49,7 @@ from sigmanens.lab.config import (
 from sigmanens.lab.data import load_images, sets
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.pipeline import evaluate_run, load_run, train_run
+from sigmanens.lab.report import summary
 from sigmanens.lab.runs import read_config, read_metrics
 from sigmanens.lab.training import train_network
 
@@ -88,6 +89,7 @@ def configuration(folders: Path, **changes: Any) -> TrainConfig:
         "ensemble": ConversionConfig(members=2),
         "diversity": DiversityConfig(tau=0.5, weight=1e-2),
         "recipe": Recipe(epochs=2, batch_size=40, lr=0.05, flip_crop=1),
+        "controls": [],
         "seed": 3,
     }
     return copy.deepcopy(TrainConfig(**(given | changes)))
@@ -161,7 +163,7 @@ def test_a_run_holds_everything(scratch: Done) -> None:
     assert (stored["version"], stored["command"]) == (1, "sigmanens train")
     assert stored["preset"] == "resnet8 on digits"
     assert stored["data"] == {
-        "description": "digits: 200 training pictures, 10 classes",
+        "description": "digits: 200 training examples, 10 classes",
         "train": 200, "validation": 100, "test": 100, "ood": {"noise": 40},
     }  # fmt: skip
     assert [entry["epoch"] for entry in stored["history"]] == [1, 2]
@@ -296,6 +298,27 @@ def test_pretrained_networks_keep_their_function_until_trained(
     assert rows["single"]["accuracy"] > 0.8
     assert rows["sigmanens"]["accuracy"] > 0.8
     assert rows["sigmanens"]["params"] > rows["single"]["params"]
+
+
+def test_new_heads_stand_beside_one_network_with_such_a_head(
+    folders: Path, weights: Path, tmp_path: Path
+) -> None:
+    config = configuration(
+        folders, controls=None, model=ModelConfig("resnet8", {"width": 4}, str(weights)),
+        ensemble=ConversionConfig(members=2, init="preserve", head="fresh"),
+    )  # fmt: skip
+    found = run(config, tmp_path / "run").metrics
+    one, ours = found["rows"]
+    assert (one["method"], one["variant"], one["head"]) == (
+        "single_finetuned", "fresh_head", "fresh",
+    )  # fmt: skip
+    assert (ours["method"], ours["head"]) == ("sigmanens", "fresh")
+    assert one["params"] > sum(p.numel() for p in build_backbone("resnet8", width=4).parameters())
+    (pair,) = found["differences"]
+    gap = pair["metrics"]["nll"]
+    assert gap["value"] == pytest.approx(one["nll"] - ours["nll"], abs=1e-5)
+    assert gap["basis"] == "samples"
+    assert "one network, fine-tuned as long, fresh head (" in summary(found).headline
 
 
 def test_only_members_are_saved_where_only_they_were_trained(folders: Path, tmp_path: Path) -> None:

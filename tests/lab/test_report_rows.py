@@ -17,7 +17,7 @@ from sigmanens.evaluation import ood
 from sigmanens.lab.digits import digits_sets
 from sigmanens.lab.ood_histograms import BINS, ood_histograms
 from sigmanens.lab.plain import to_json
-from sigmanens.lab.report.layers import layer_counts
+from sigmanens.lab.report.owners import layer_counts
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.scores import histograms
 from sigmanens.lab.rows import EvaluationData, evaluate, member_logits

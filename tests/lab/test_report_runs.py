@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 from tests.lab.report_bench import KINDS, LAYERS, SETS, TAUS, bench_metrics
-from tests.lab.report_fixture import demo_metrics, row, single_row_metrics
-from tests.lab.test_report import HOSTILE, concrete
+from tests.lab.report_fixture import demo_metrics
+from tests.lab.test_report import PLOTLY
 
-from sigmanens.lab.report.detail import details, first_run
-from sigmanens.lab.report.figures import figures
-from sigmanens.lab.report.findings import findings
-from sigmanens.lab.report.layers import layer_counts, layer_panel, layer_table
-from sigmanens.lab.report.page import render
+from sigmanens.lab.report.compare import difference, survivors, word
+from sigmanens.lab.report.corruption import curve_panels, kind_stat, kind_table
+from sigmanens.lab.report.owners import layer_counts, layer_panel, layer_table
+from sigmanens.lab.report.page import details, figures, group_findings, render
 from sigmanens.lab.report.plot import Figure
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.scores import histograms, score_panels, score_table
-from sigmanens.lab.report.shift import curve_panels, kind_stat, kind_table
 from sigmanens.lab.report.study import Study
-from sigmanens.lab.report.tables import failures, paired, results
-from sigmanens.lab.report.verdict import study_verdict
+from sigmanens.lab.report.tables import failures
 
 
 @pytest.fixture(scope="module")
@@ -48,35 +46,26 @@ def drawn(study: Study) -> dict[str, Figure]:
 # Runs in detail -----------------------------------------------------------------------------
 
 
-def test_every_run_has_its_details_and_says_what_it_lacks(study: Study):
-    runs = details(study)
-    assert [group for group, _ in runs] == list(study.groups)
-    assert first_run(study) is study.chosen
-    by_method = {group.method: figure for group, figure in reversed(runs)}
-    titles = [panel.title for panel in by_method["sigmanens"].panels]
+def test_every_run_has_its_details(study: Study):
+    assert study.chosen is not None
+    titles = [panel.title for panel in details(study, study.chosen)]
     assert [title.partition(":")[0].partition(",")[0] for title in titles] == [
         *("Reliability", "Owners per layer", "ECE under corruption", "Accuracy under corruption"),
         *("OOD score", "OOD score", "Training", "Training", "Training"),
     ]
-    assert by_method["sigmanens"].caption == ""
-    assert "Owners" not in " ".join(panel.title for panel in by_method["packed"].panels)
-    assert by_method["packed"].caption == ""  # its channels have no owners to miss
-    for _, figure in runs[:3] + runs[-3:]:
-        for panel in figure.panels:
-            go.Figure(concrete(panel.traces), concrete(panel.layout))
+    packed = next(group for group in study.groups if group.method == "packed")
+    assert "Owners" not in " ".join(panel.title for panel in details(study, packed))
+    for group in study.groups[:3] + study.groups[-3:]:
+        for panel in details(study, group):
+            go.Figure(panel.traces, panel.layout)
 
 
 def test_rows_of_old_runs_have_fewer_details():
     study = read_study(demo_metrics())
-    (figure,) = (figure for group, figure in details(study) if group is study.chosen)
-    assert [panel.title.partition(",")[0] for panel in figure.panels] == [
+    assert study.chosen is not None
+    assert [panel.title.partition(",")[0] for panel in details(study, study.chosen)] == [
         *("Reliability", "ECE under gaussian noise", "Accuracy under gaussian noise"),
     ]
-    assert figure.caption == (
-        "Not in this run: owners per layer, distributions of OOD scores, training curves."
-    )
-    assert figure.summary.startswith("M = 4, τ = 0.5, λ = 0.01, 1.04 × the parameters of one")
-    assert details(read_study(single_row_metrics())) == []
 
 
 def test_owners_of_a_layer_are_summed_over_seeds(metrics: dict[str, Any], study: Study):
@@ -235,24 +224,7 @@ def test_weight_and_members_have_figures_only_where_they_vary(study: Study):
     assert line["x"] == pytest.approx([0.001, 0.01, 0.1])
     names = [key.name for key in found["members"].keys]
     assert names == ["one network", "separate networks", "Packed-Ensembles", "σN-Ens τ=0.5 λ=0.01"]
-    assert "lowest at M = 16 for separate networks" in found["members"].summary
     assert not {"weight", "members"} & set(drawn(read_study(demo_metrics())))
-
-
-def test_dominated_points_are_open_on_the_frontier(study: Study):
-    dominated = [g for g in study.sigma if study.dominated(g)]
-    assert dominated
-    assert len(dominated) < len(study.sigma)
-    for panel in drawn(study)["frontier"].panels:
-        marks = {t["meta"]: t for t in panel.traces if t.get("customdata")}
-        for group in study.groups:
-            if group.key in marks:
-                is_open = marks[group.key]["marker"]["symbol"].endswith("-open")
-                marked = group in dominated and not study.was_chosen(group)
-                assert is_open == (marked or group.look.symbol.endswith("-open"))
-                assert ("(dominated)" in marks[group.key]["hovertext"][0]) <= (group in dominated)
-    marked = {cells[0].text for cells in results(study).rows if cells[0].mark == "dominated"}
-    assert marked == {g.label for g in dominated if not study.was_chosen(g)}
 
 
 # Many methods -------------------------------------------------------------------------------
@@ -268,16 +240,10 @@ def test_crowded_figures_show_the_main_methods_first(study: Study):
     for key in ("severity", "training"):
         legend = found[key].legend
         assert [g.label for g in legend if g.key not in found[key].rest] == main
-        assert found[key].rest_off
-    assert not found["frontier"].rest_off
-    owners = found["owners"]
-    assert owners.first == 3
-    assert [p.group in study.main for p in owners.panels if p.group] == [
-        *[True] * 3, *[False] * (len(owners.panels) - 3)
-    ]  # fmt: skip
+    assert [p.group in study.main for p in found["owners"].panels] == [True] * 3
     small = read_study(demo_metrics())
     assert small.main == list(small.groups)
-    assert not any(figure.rest or figure.first for figure in figures(small))
+    assert not any(figure.rest for figure in figures(small))
 
 
 def test_a_method_keeps_its_look_whatever_its_members_and_rivals_differ(study: Study):
@@ -286,32 +252,41 @@ def test_a_method_keeps_its_look_whatever_its_members_and_rivals_differ(study: S
         if group.method != "sigmanens":
             looks.setdefault(group.method, set()).add(group.look)
     assert all(len(found) == 1 for found in looks.values())
-    drawn_as = [(look.symbol, look.light) for found in looks.values() for look in found]
+    drawn_as = [(look.symbol, look.colour) for found in looks.values() for look in found]
     assert len(set(drawn_as)) == len(looks)
 
 
 def test_page_of_a_large_study_holds_every_section_once(page: str):
     keys = re.findall(r'<section id="([\w-]+)"', page)
     assert keys == [
-        *("verdict", "warnings", "results", "frontier", "run", "tau", "weight", "members"),
-        *("reliability", "severity", "kinds", "owners", "training", "ood", "paired", "failures"),
-        *("choice", "seeds"),
+        *("summary", "warnings", "differences", "results", "run", "frontier", "tau", "weight"),
+        *("members", "reliability", "severity", "kinds", "owners", "training", "ood", "failures"),
+        *("choice", "layers", "scores", "seeds"),
     ]
-    assert re.findall(r'<a href="#([\w-]+)">', page) == keys
-    ids = re.findall(r' id="([\w-]+)"', page)
+    linked = re.findall(r'<a href="#([\w-]+)">', page)
+    assert linked == [key for key in keys if key != "warnings"]
+    ids = re.findall(r'<[^>]* id="([\w-]+)"', page.replace(PLOTLY, ""))
     assert len(ids) == len(set(ids))
     assert len(page) < 12_000_000
 
 
-def test_paired_differences_and_failures_are_told(study: Study):
-    table = paired(study)
-    assert table is not None
-    lines = {cells[0].text: cells for cells in table.rows}
-    assert len(lines) == 16
-    assert lines["one network"][1].mark == "better"
-    assert lines["4 separate networks"][1].mark == "worse"
-    assert lines["Packed-Ensembles M=4"][1].mark == ""
-    assert lines["one network"][1].text == "−0.0680 [−0.0800, −0.0560]"
+def test_any_two_rows_are_compared_and_holm_asks_for_more(study: Study, page: str):
+    data = json.loads(re.search(r'id="differences-data">(.*?)</script>', page, re.S)[1])
+    assert set(data) == {group.key for group in study.groups}
+    assert study.reference is study.single
+    kept = survivors(study, study.reference, "nll")
+    seen = set()
+    for group in study.groups:
+        gap = difference(study, group, study.reference, "nll")
+        if gap is not None and gap.sign:
+            seen.add(group.key)
+            entry = data[study.reference.key][group.key][1]
+            assert entry[:3] == [round(x, 6) for x in (gap.value, gap.low, gap.high)]
+            better = word(gap, "nll") == "better"
+            assert entry[3] == (1 if better else -1) * (2 if group.key in kept else 1)
+            back = data[group.key][study.reference.key][1]
+            assert back[:3] == pytest.approx([-entry[0], -entry[2], -entry[1]])
+    assert kept < seen
     failed = failures(study)
     assert failed is not None
     assert [[cell.text for cell in cells] for cells in failed.rows] == [
@@ -319,94 +294,9 @@ def test_paired_differences_and_failures_are_told(study: Study):
     ]
 
 
-# Words --------------------------------------------------------------------------------------
-
-
 def test_findings_are_told_once_with_their_seeds(study: Study, page: str):
-    ((group, text, seeds),) = findings(study)
+    (group,) = (group for group in study.groups if group_findings(group))
+    ((text, seeds),) = group_findings(group).items()
     assert (group.tau, seeds) == (2.0, [0, 1])
-    assert text.startswith("the dial is in its flat part")
-    assert "The dial is in its flat part" in page
+    assert text in page
     assert "seeds 0, 1" in page
-    metrics = demo_metrics(seeds=1)
-    metrics["rows"][0]["findings"] = [{"kind": "one model", "message": HOSTILE}, HOSTILE, 3, None]
-    ((_, text, _),) = findings(read_study(metrics))
-    assert text == HOSTILE
-    assert HOSTILE not in render(metrics)
-    assert 'id="warnings"' not in render(demo_metrics(seeds=1))
-
-
-def said(metrics: dict[str, Any], start: str) -> str:
-    (text,) = [t for t in study_verdict(read_study(metrics)).lines if t.startswith(start)]
-    return text
-
-
-def test_deep_ensemble_equivalent_is_read_off_the_curve_of_separate_networks():
-    metrics = demo_metrics()
-    curve = {"1": 0.30, "2": 0.22, "3": 0.18, "4": 0.16}
-    for entry in metrics["rows"]:
-        if entry["method"] == "deep_ensemble":
-            entry["curve"] = curve
-    mine = read_study(metrics).chosen
-    assert mine is not None
-    mean = mine.stat("nll_calibrated").mean
-    assert mean is not None
-    between = 2 + (0.22 - mean) / (0.22 - 0.18)
-    assert f"is worth {between:.1f} separate networks (" in said(metrics, "Deep-ensemble")
-    for shift, words in ((0.2, "better than all 4 separate networks"), (-0.2, "worse than one")):
-        changed = copy.deepcopy(metrics)
-        for entry in changed["rows"]:
-            if entry["method"] == "deep_ensemble":
-                entry["curve"] = {k: v + shift for k, v in curve.items()}
-        assert words in said(changed, "Deep-ensemble")
-
-
-def test_an_equivalent_that_no_interval_bears_out_says_so():
-    metrics = demo_metrics()
-    for entry in metrics["rows"]:
-        if entry["method"] == "deep_ensemble":
-            entry["curve"] = {"1": 0.5, "4": 0.4}
-    chosen = read_study(metrics).chosen
-    assert chosen is not None
-    mine = chosen.stat("nll_calibrated").by_seed
-    for entry in metrics["rows"]:  # as good in one seed as it is bad in the next
-        if entry["method"] == "deep_ensemble":
-            entry["nll_calibrated"] = mine[entry["seed"]] + 0.01 * (-1) ** entry["seed"]
-    text = said(metrics, "Deep-ensemble")
-    assert "is worth about all 4 separate networks that were measured: no difference is" in text
-
-
-def test_the_best_ood_score_is_named_beside_the_usual_one():
-    metrics = demo_metrics()
-    for entry in metrics["rows"]:
-        for scores in entry["ood"].values():
-            scores["knn"] = scores["max_softmax"] + 0.05
-    text = said(metrics, "OOD scores")
-    assert "the highest mean AUROC over the sets is that of k nearest neighbours, 0.982" in text
-    assert "against 0.932 of max softmax. It is the best of 4 on these very sets" in text
-    for entry in metrics["rows"]:
-        for scores in entry["ood"].values():
-            scores["max_softmax"] = 0.999
-    assert "that of max softmax, 0.999. It is" in said(metrics, "OOD scores")
-
-
-def test_verdict_says_when_the_penalty_does_harm_and_how_many_seeds_there_are():
-    metrics = demo_metrics()
-    for entry in metrics["rows"]:
-        if entry["method"] == "sigmanens_lambda0":
-            entry["nll_calibrated"] = 0.1
-    assert "the diversity penalty itself does harm" in said(metrics, "Controls")
-    metrics["rows"] = [r for r in metrics["rows"] if (r["method"], r["seed"]) != ("film", 2)]
-    assert said(metrics, "Evidence").startswith("Evidence: 2 to 3 seeds, ")
-
-
-def test_a_difference_in_every_seed_that_is_within_their_spread_is_told_as_such():
-    scaled = [row("deep_ensemble", None, seed)["nll_calibrated"] for seed in range(3)]
-    metrics = demo_metrics()
-    for entry in metrics["rows"]:
-        if entry["method"] == "sigmanens" and entry["tau"] == 0.5:
-            entry["nll_calibrated"] = scaled[entry["seed"]] + (0.001, 0.1, 0.002)[entry["seed"]]
-    assert study_verdict(read_study(metrics)).headline.endswith(
-        "No difference is seen from 4 separate networks (4.00 × the parameters; worse in 3 of 3 "
-        "seeds, by less than they differ)."
-    )

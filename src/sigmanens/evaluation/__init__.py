@@ -8,6 +8,7 @@ logits are in :mod:`sigmanens.evaluation.ood`, those of features in
 
 from sigmanens.evaluation import (
     calibration,
+    comparison,
     diversity,
     equivalent,
     feature_score,
@@ -27,6 +28,7 @@ from sigmanens.evaluation.calibration import (
     calibrated_nll,
     fit_temperature,
 )
+from sigmanens.evaluation.comparison import Difference, holm, seed_difference
 from sigmanens.evaluation.diversity import (
     disagreement,
     jensen_gap,
@@ -59,6 +61,7 @@ from sigmanens.evaluation.vim import ViM
 
 __all__ = [
     "KNN",
+    "Difference",
     "Equivalent",
     "FeatureScore",
     "Interval",
@@ -79,6 +82,7 @@ __all__ = [
     "calibrated_nll",
     "calibration",
     "classwise_ece",
+    "comparison",
     "deep_ensemble_equivalent",
     "disagreement",
     "diversity",
@@ -90,6 +94,7 @@ __all__ = [
     "feature_score",
     "fit_temperature",
     "fpr_at_tpr",
+    "holm",
     "intervals",
     "inversion",
     "jensen_gap",
@@ -107,6 +112,7 @@ __all__ = [
     "resampling",
     "risk",
     "risk_coverage",
+    "seed_difference",
     "sharpness",
     "summarize",
     "summary",

@@ -24,7 +24,8 @@ from jsonargparse import ArgumentParser, Namespace
 from sigmanens import __version__
 from sigmanens.errors import ConfigError, RunError, SigmaNensError
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
-from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.explain import ExplainConfig
 from sigmanens.lab.recipes import RECIPES, recipe_path
 
@@ -37,25 +38,38 @@ def demo(config: Namespace, command: str) -> None:
 
     values = {k: v for k, v in vars(config).items() if k not in ("config", "out")}
     values["taus"] = tuple(values["taus"])
-    run_demo(DemoConfig(**values), Path(config.out), command=command)
-    print(f"\nReport: {Path(config.out) / 'report.html'}")
+    _tell(run_demo(DemoConfig(**values), Path(config.out), command=command), Path(config.out))
+
+
+def _tell(metrics: dict[str, Any], out: Path) -> None:
+    """Print what a run shows: the table, the headline, and a line for each topic."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from sigmanens.lab.report import console_table, summary
+
+    console, said = Console(), summary(metrics)
+    console.print(console_table(metrics))
+    console.print(Text(f"\n{said.headline}", style="bold"))
+    for topic, line in said.lines:
+        console.print(Text(f"• {topic}: {line}"))
+    warned = {text: row["method"] for row in metrics["rows"] for text in row.get("findings") or ()}
+    for text, method in warned.items():
+        console.print(Text(f"! {method}: {text}"))
+    print(f"Report: {out / 'report.html'}")
 
 
 def train(config: Namespace, command: str) -> None:
     """Convert a network, fine-tune or train it, measure it beside its controls, save it."""
-    from rich.console import Console
-
     from sigmanens.lab.pipeline import train_run
-    from sigmanens.lab.report import console_table
 
     plain = config.as_dict()
     for key in ("config", "out", "resume"):
         plain.pop(key, None)
     out = Path(config.out)
     metrics = train_run(TrainConfig.from_dict(plain), out, resume=config.resume, command=command)
-    Console().print(console_table(metrics))
+    _tell(metrics, out)
     print(f"Members on disk: {metrics['checkpoint_bytes']:,} bytes in {out / 'checkpoint'}")
-    print(f"Report: {out / 'report.html'}")
 
 
 def evaluate(config: Namespace, command: str) -> None:
@@ -113,7 +127,6 @@ def _study(config: Namespace, command: str, given: BenchConfig) -> None:
     from rich.console import Console
 
     from sigmanens.lab.bench.runner import run_bench
-    from sigmanens.lab.report import console_table, verdict
 
     console = Console()
     if config.dry_run:
@@ -133,12 +146,7 @@ def _study(config: Namespace, command: str, given: BenchConfig) -> None:
         given, out, resume=config.resume, remeasure=config.remeasure, command=command,
         console=console, execute=execute,
     )  # fmt: skip
-    console.print(console_table(metrics))
-    said = verdict(metrics)
-    console.print(f"\n[bold]{said.headline}[/bold]")
-    for line in said.lines:
-        console.print(f"• {line}")
-    print(f"Report: {out / 'report.html'}")
+    _tell(metrics, out)
     failed = metrics["failures"]
     if failed:
         key, reason = next(iter(failed.items()))

@@ -5,7 +5,6 @@ The command line reads this module before anything else, so it imports none of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -20,7 +19,6 @@ __all__ = [
     "CONTROLS",
     "MEMBER_BATCHES",
     "DataConfig",
-    "DemoConfig",
     "DiversityConfig",
     "ModelConfig",
     "Recipe",
@@ -37,7 +35,8 @@ class ModelConfig:
 
     Attributes:
         name: a backbone ("resnet20", "resnet18", "wrn28_10", …), "timm/<name>",
-            "torchvision/<name>" or, for texts, "transformers/<hub name or folder>".
+            "torchvision/<name>", for texts "transformers/<hub name or folder>", or a function of
+            your own file, "module:function", that takes ``options`` and ``num_classes``.
         options: further arguments of the backbone.
         weights: file with pretrained weights (safetensors or torch); none: random ones.
     """
@@ -57,8 +56,10 @@ class DataConfig:
     """The pictures or texts: a hub name or a local folder that ``datasets.load_dataset`` reads.
 
     Attributes:
-        source: hub name, or folder of parquet files; a hub name that holds several data sets is
-            followed by which, as in ``ufldl-stanford/svhn:cropped_digits``.
+        source: hub name, or folder: of parquet files, of class folders of pictures below
+            ``train/`` and ``test/``, or of ``train.csv`` and ``test.csv`` (or ``.json``) with a
+            column of texts and one of labels, which may be words; a hub name that holds several
+            data sets is followed by which, as in ``ufldl-stanford/svhn:cropped_digits``.
         tokenizer: for texts: hub name or folder of a tokenizer of transformers, or "minilm"; none:
             the data are pictures.
         length: tokens that a text is cut to.
@@ -225,10 +226,12 @@ class TrainConfig:
         ensemble: the conversion.
         diversity: the penalty.
         recipe: the training.
-        controls: what stands beside the ensemble in the results: "single" (the pretrained network
-            as loaded; without pretrained weights, one network trained as long),
+        controls: what stands beside the ensemble in the results; none: one network to compare with:
+            "single", or "single_finetuned" where the pretrained head is new. "single" (the
+            pretrained network as loaded; without pretrained weights, one network trained as long),
             "single_temperature" (the same with a temperature fitted on held-out data),
-            "single_finetuned" (the pretrained network fine-tuned as long), "sigmanens_lambda0"
+            "single_finetuned" (the pretrained network fine-tuned as long, with a fresh head where
+            the members' are fresh), "sigmanens_lambda0"
             (the ensemble without the penalty).
         seed: of γ, heads, order and augmentation.
         threads: CPU threads; none: torch's choice.
@@ -239,7 +242,7 @@ class TrainConfig:
     ensemble: ConversionConfig = field(default_factory=ConversionConfig)
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
-    controls: list[str] = field(default_factory=list)
+    controls: list[str] | None = None
     seed: int = 0
     threads: int | None = None
 
@@ -247,7 +250,7 @@ class TrainConfig:
         """Raise ConfigError for values that no part could use, before anything is loaded."""
         if not self.data.source:
             raise ConfigError("data.source is missing: a hub name or a folder of parquet files")
-        unknown = [c for c in self.controls if c not in CONTROLS]
+        unknown = [c for c in self.controls or () if c not in CONTROLS]
         if unknown:
             raise ConfigError(
                 f"controls names {unknown[0]!r}; expected any of {', '.join(CONTROLS)}"
@@ -277,13 +280,14 @@ class TrainConfig:
         if self.recipe.flip_crop < 0:
             raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")
         self._check_pictures()
+        self._check_texts()
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1")
         if self.penalised and self.ensemble.scale == "linear":
             raise ConfigError(
                 "ensemble.scale is 'linear', to which no penalty applies; set diversity.weight to 0"
             )
-        if not self.penalised and "sigmanens_lambda0" in self.controls:
+        if not self.penalised and "sigmanens_lambda0" in (self.controls or ()):
             raise ConfigError(
                 "controls names 'sigmanens_lambda0', but the ensemble itself has no penalty: "
                 "diversity.weight is 0, or ensemble.members 1"
@@ -311,6 +315,24 @@ class TrainConfig:
                 "recipe.resized_crop and recipe.flip_crop are both given; expected one augmentation"
             )
 
+    def _check_texts(self) -> None:
+        """Raise ConfigError for what is done to pictures alone."""
+        if self.data.tokenizer is None:
+            return
+        for key, given in (
+            ("data.ood_without", self.data.ood_without),
+            ("data.size", self.data.size),
+            ("data.crop", self.data.crop),
+            ("data.lazy", self.data.lazy),
+            ("recipe.flip_crop", self.recipe.flip_crop),
+            ("recipe.channels_last", self.recipe.channels_last),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{key} is {given}, which is for pictures, but data.tokenizer says that the "
+                    "data are texts"
+                )
+
     @property
     def tau(self) -> float:
         """τ of this training."""
@@ -334,43 +356,3 @@ class TrainConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
         """Inverse of :meth:`to_dict`; unknown keys and values of another type raise ConfigError."""
         return from_plain(cls, data)
-
-
-@dataclass
-class DemoConfig:
-    """Size of the demo.
-
-    Attributes:
-        members: M.
-        taus: temperatures τ of the penalty.
-        weight: λ.
-        train: number of training pictures.
-        epochs: passes over them.
-        width: channels of the network's first stage.
-        seeds: number of repetitions with other data splits, weights and orders.
-        workers: seeds trained side by side, each in a process of its own with one CPU thread
-            (more threads do not help networks this small); 1: in this process.
-    """
-
-    members: int = 4
-    taus: tuple[float, ...] = (0.1, 0.5, 2.0)
-    weight: float = 1e-2
-    train: int = 200
-    epochs: int = 60
-    width: int = 16
-    seeds: int = 4
-    workers: int = 2
-
-    def check(self) -> None:
-        """Raise ConfigError for sizes the demo cannot run with."""
-        if self.members < 2:
-            raise ConfigError(f"members is {self.members}; the demo compares at least 2")
-        usable = all(0 < tau < math.inf for tau in self.taus)
-        if not self.taus or not usable or len(set(self.taus)) < len(self.taus):
-            given = ", ".join(f"{tau:g}" for tau in self.taus) or "empty"
-            raise ConfigError(f"taus is {given}; expected at least one τ > 0, each once")
-        if not 0 <= self.weight < math.inf:
-            raise ConfigError(f"weight is {self.weight:g}; expected λ of at least 0")
-        for key in ("epochs", "width", "seeds", "workers"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")

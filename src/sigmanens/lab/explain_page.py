@@ -1,6 +1,6 @@
 """The page of ``sigmanens explain``: the map of the dial and the split by step, in one HTML file.
 
-It is put together from the parts of the reports: their style, tables, plots and script.
+It has the style, tables, plots and script of the reports.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from typing import Any
 from sigmanens.errors import RunError
 from sigmanens.lab.explain import Explanation
 from sigmanens.lab.explain_words import HEAD, MEANING, sentences, table_rows
-from sigmanens.lab.report.document import document
-from sigmanens.lab.report.markup import esc, figure_html, prose, table_html
-from sigmanens.lab.report.plot import MUTED, Figure, Panel, axis, layout
+from sigmanens.lab.report.page import Section, document
+from sigmanens.lab.report.plot import ACCENT, MUTED, Figure, Panel, axis, layout
 from sigmanens.lab.report.tables import Cell, Table
 
 __all__ = ["render", "write_page"]
-
-_ACCENT = "var(--accent)"
 
 
 def write_page(found: Explanation, out: Path) -> Path:
@@ -42,20 +39,16 @@ def render(found: Explanation) -> str:
     """The HTML of the page; it asks the network for nothing."""
     config = found.config
     title = f"sigmanens explain: {config.members} members, τ={found.chosen.tau:.3g}"
-    drawn = [_map(found), _split(found)]
-    words = []
-    for line in sentences(found):
-        topic, colon, rest = line.partition(": ")
-        topic, rest = (topic, rest) if colon else ("", line)
-        words.append(f"<div><dt>{esc(topic)}</dt><dd>{prose(rest)}</dd></div>")
-    body = (
-        f'<main><section id="words"><h1>{esc(title)}</h1>'
-        f'<dl class="lines">{"".join(words)}</dl></section>'
-        f"{''.join(figure_html(figure) for figure in drawn)}"
-        f'<section id="settings"><h2>Every τ</h2>{table_html(_table(found), "settings-table")}'
-        "</section></main>"
+    figures = [_map(found), _split(found)]
+    return document(
+        "explain.html.j2",
+        title=title,
+        words=sentences(found),
+        sections=[
+            *(Section(f.key, f.title, f.caption, f) for f in figures),
+            Section("settings", "Every τ", table=_table(found)),
+        ],
     )
-    return document(title, body, drawn)
 
 
 def _map(found: Explanation) -> Figure:
@@ -65,35 +58,31 @@ def _map(found: Explanation) -> Figure:
         _panel(
             "Owners per channel", "τ", "owners",
             [
-                _line(taus, [s.reached for s in found.settings], "reached", _ACCENT),
+                _line(taus, [s.reached for s in found.settings], "reached", ACCENT),
                 _line(taus, [s.preferred for s in found.settings], "preferred", MUTED, "dot"),
             ],
             found,
         ),
         _panel(
             "Cosine of the scales", "τ", "cosine",
-            [_line(taus, [s.cosine for s in found.settings], "reached", _ACCENT)],
+            [_line(taus, [s.cosine for s in found.settings], "reached", ACCENT)],
             found,
         ),
         _panel(
             "Push on γ at the start", "τ", "−∂L/∂γ",
             [
-                _line(taus, [s.leader for s in found.settings], "leader", _ACCENT),
+                _line(taus, [s.leader for s in found.settings], "leader", ACCENT),
                 _line(taus, [s.others for s in found.settings], "others", MUTED, "dot"),
             ],
             found,
         ),
     ]  # fmt: skip
-    steep = "nowhere steep enough to steer by" if found.steep is None else (
-        f"steep enough to steer by from τ={found.steep[0]:.2g} to τ={found.steep[1]:.2g}"
-    )  # fmt: skip
     return Figure(
         "dial",
         "What τ does",
         "Solid: where penalty-only descent from γ ~ N(0, 1) ends, and the push on the largest "
         "scale of a channel; dotted: what the penalty prefers, and the push on the others. The "
         "vertical line is the asked τ.",
-        f"The map from τ to owners is {steep}.",
         panels,
     )
 
@@ -101,7 +90,7 @@ def _map(found: Explanation) -> Figure:
 def _split(found: Explanation) -> Figure:
     """The cosine by step."""
     steps = list(range(len(found.path)))
-    line = _line(steps, found.path, "cosine", _ACCENT)
+    line = _line(steps, found.path, "cosine", ACCENT)
     line["mode"] = "lines"
     panel = Panel(
         "Cosine of the scales by optimizer step",
@@ -113,8 +102,6 @@ def _split(found: Explanation) -> Figure:
         "split",
         "How fast the penalty alone parts the members",
         f"{config.channels:,} channels, {config.optimizer} at rate {found.rate:g} of γ.",
-        f"From {found.path[0]:.2f} the cosine falls to {found.path[-1]:.2f} in {config.steps} "
-        "steps.",
         [panel],
     )
 

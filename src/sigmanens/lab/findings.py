@@ -1,4 +1,4 @@
-"""What is wrong with the diversity of a finished training, from its row of ``metrics.json``."""
+"""What is wrong with a finished training, from its row of ``metrics.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,56 @@ from typing import Any
 from sigmanens.diversity import diagnosis
 from sigmanens.diversity.diagnosis import Finding
 
-__all__ = ["row_findings"]
+__all__ = ["ONE_RUN", "add_findings", "row_findings", "row_warnings"]
+
+_COLDEST, _HOTTEST = 0.02, 50.0
+"""Temperatures that make every answer certain, or every answer the same."""
+ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")
+"""What tells rows apart."""
+
+
+def add_findings(
+    rows: Sequence[dict[str, Any]], histories: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Put what is wrong with each row, in words, into its ``findings``; null where nothing is.
+
+    Args:
+        rows: of ``metrics.json``, changed in place.
+        histories: ``epochs`` of trainings, with the keys of ``ONE_RUN``.
+    """
+    epochs = {tuple(h.get(k) for k in ONE_RUN): h["epochs"] for h in histories}
+    alone = {
+        r["seed"]: r["nll"]
+        for r in rows
+        if r["method"] in ("single", "single_finetuned") and not r.get("variant")
+    }
+    for row in rows:
+        known = epochs.get(tuple(row.get(k) for k in ONE_RUN), ())
+        found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)
+        row["findings"] = [*map(str, found), *row_warnings(row)] or None
+
+
+def row_warnings(row: Mapping[str, Any]) -> list[str]:
+    """A temperature that is no scaling any more, and an accuracy that guessing would reach.
+
+    Guessing: within two standard errors of one class in ``classes``, or below.
+    """
+    found = []
+    temperature = _number(row, "temperature")
+    if temperature <= _COLDEST or temperature >= _HOTTEST:
+        found.append(
+            f"the fitted temperature is {temperature:g}: the validation examples do not determine "
+            "one, because all are answered rightly, or no better than by guessing"
+        )
+    classes, n = _number(row, "classes"), _number(row, "n")
+    if classes > 1 and n > 0:
+        chance = 1 / classes
+        if _number(row, "accuracy") <= chance + 2 * math.sqrt(chance * (1 - chance) / n):
+            found.append(
+                f"the accuracy {_number(row, 'accuracy'):.3f} is that of guessing among "
+                f"{classes:.0f} classes: look at labels, learning rate and normalisation"
+            )
+    return found
 
 
 def row_findings(

@@ -16,12 +16,18 @@ import sigmanens
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
-from sigmanens.lab.backbones.registry import check_trained_head
+from sigmanens.lab.backbones.registry import check_trained_head, pretrained_classes
+from sigmanens.lab.bench.config import BenchConfig
+from sigmanens.lab.bench.material import check_padding, load_material
+from sigmanens.lab.bench.methods import with_fresh_head
 from sigmanens.lab.config import TrainConfig
 from sigmanens.lab.data.sets import PictureSet, load_sets
+from sigmanens.lab.differences import Samples, differences
 from sigmanens.lab.digits import Labelled
+from sigmanens.lab.findings import ONE_RUN, add_findings
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.rows import EvaluationData, MemberLogits, evaluate, member_logits, tempered
@@ -62,22 +68,25 @@ def train_run(
     )  # fmt: skip
     begin = time.perf_counter()
     try:
-        train, data, classes = _load(config, training=True)
+        train, data, classes, padding = _load(config, training=True)
         assert train is not None
-        _check_single(config, len(classes))
-        base = _base(config, len(classes))
+        _check_single(config, classes)
+        base = _base(config, classes, padding)
         penalised = config.penalised
         diversity = config.diversity.penalty(config.tau, config.weight) if penalised else None
         trial = _convert(base, config)  # what cannot work shows before anything is trained
         if diversity is not None:
             diversity.progress = 0.0
             diversity(trial)
+        head = trial.plan.head
+        controls = _controls(config, classes, head)
         del trial
     except BaseException:
         run.discard()
         raise
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
+    samples: dict[str, Samples] = {}
 
     def fit(name: str, network: nn.Module, loss_fn: EnsembleLoss) -> TrainingResult:
         terminal = sys.stdout.isatty()
@@ -96,6 +105,7 @@ def train_run(
         logits: MemberLogits | None = None,
         tau: float | None = None,
         weight: float | None = None,
+        **more: Any,
     ) -> None:
         row, kept = evaluate(
             logits or member_logits(network),
@@ -109,32 +119,42 @@ def train_run(
             seed=config.seed,
             train_seconds=seconds,
         )
-        rows.append(row)
+        rows.append(row | more)
         tensors.update({f"{method}.{k}": v for k, v in kept.items() if "labels" not in k})
         tensors.update({k: v for k, v in kept.items() if "labels" in k})
+        mean = log_mean_exp(kept["member_log_probs"].double())
+        samples[method] = {"log_probs": mean, "labels": kept["labels"]}
 
     single, seconds = SeparateNetworks([base]), None
     pretrained = config.model.pretrained
-    if not pretrained and {"single", "single_temperature"} & set(config.controls):
+    if not pretrained and {"single", "single_temperature"} & set(controls):
         base_start = copy.deepcopy(base)  # σN-Ens starts from the same random weights
         seconds = fit("single", single, EnsembleLoss()).seconds
         base = base_start
-    if "single" in config.controls:
+    if "single" in controls:
         measure("single", single, seconds)
-    if "single_temperature" in config.controls:
+    if "single_temperature" in controls:
         logits = tempered(member_logits(single), data.validation)
         measure("single_temperature", single, seconds, logits)
-    if "single_finetuned" in config.controls:
-        tuned = SeparateNetworks([copy.deepcopy(base)])
-        measure("single_finetuned", tuned, fit("single_finetuned", tuned, EnsembleLoss()).seconds)
-    if "sigmanens_lambda0" in config.controls:
+    if "single_finetuned" in controls:
+        network, variant = copy.deepcopy(base), None
+        if head == "fresh":
+            network = with_fresh_head(network, config.ensemble.head_name, config.seed)
+            variant = "fresh_head"
+        tuned = SeparateNetworks([network])
+        took = fit("single_finetuned", tuned, EnsembleLoss()).seconds
+        own = "fresh" if variant else None
+        measure("single_finetuned", tuned, took, head=own, variant=variant)
+    if "sigmanens_lambda0" in controls:
         free = _convert(base, config)
-        measure("sigmanens_lambda0", free, fit("sigmanens_lambda0", free, EnsembleLoss()).seconds)
+        took = fit("sigmanens_lambda0", free, EnsembleLoss()).seconds
+        measure("sigmanens_lambda0", free, took, head=head)
     ensemble = _convert(base, config)
     method = _method(config)
     done = fit(method, ensemble, EnsembleLoss(diversity=diversity))
     tau, weight = (config.tau, config.weight) if penalised else (None, None)
-    measure(method, ensemble, done.seconds, tau=tau, weight=weight)
+    measure(method, ensemble, done.seconds, tau=tau, weight=weight, head=head)
+    add_findings(rows, [{k: rows[-1].get(k) for k in ONE_RUN} | {"epochs": done.history}])
     temperature = rows[-1]["temperature"]
     ensemble.temperature.fill_(temperature)
     size = ensemble.save_pretrained(run.path("checkpoint")).stat().st_size
@@ -146,13 +166,14 @@ def train_run(
         "seconds": time.perf_counter() - begin,
         "data": {
             "description": f"{Path(config.data.source).name}: "
-            f"{len(train.labels)} training pictures, {len(classes)} classes",
+            f"{len(train.labels)} training examples, {classes} classes",
             "train": len(train.labels),
             "validation": len(data.validation.labels),
             "test": len(data.test.labels),
             "ood": {name: len(pictures) for name, pictures in data.ood.items()},
         },
         "rows": rows,
+        "differences": differences(rows, lambda row: samples[row["method"]]),
         "history": done.history,
         "checkpoint_bytes": size,
         "choice": None,
@@ -224,31 +245,39 @@ def _restore(folder: Path) -> tuple[SigmaEnsemble, TrainConfig, EvaluationData]:
     if not (folder / "checkpoint").is_dir():
         raise RunError(f"{folder} holds no checkpoint: it is no finished run of 'sigmanens train'")
     config = TrainConfig.from_dict(stored)
-    _, data, classes = _load(config, training=False)
-    base = _base(config, len(classes))
+    _, data, classes, padding = _load(config, training=False)
+    base = _base(config, classes, padding)
     return sigmanens.load(folder / "checkpoint", base=base), config, data
 
 
 def _load(
     config: TrainConfig, training: bool
-) -> tuple[Labelled | None, EvaluationData, tuple[str, ...]]:
-    """Training, validation and test pictures, normalised; training ones only if wanted."""
+) -> tuple[Labelled | None, EvaluationData, int, int | None]:
+    """Training, validation and test examples, the number of classes, and of the padding token.
+
+    Training pictures only if wanted.
+    """
+    if config.data.tokenizer is not None or config.data.source == "digits":
+        found = load_material(BenchConfig(data=config.data), config.seed)
+        return found.train, found.data, found.classes, found.padding
     sets = load_sets(config.data, training)
     others = {name: images.normalized() for name, images in sets.ood.items()}
     data = EvaluationData(_labelled(sets.validation), _labelled(sets.test), others)
-    return None if sets.train is None else _labelled(sets.train), data, sets.classes
+    train = None if sets.train is None else _labelled(sets.train)
+    return train, data, len(sets.classes), None
 
 
 def _labelled(images: PictureSet) -> Labelled:
     return Labelled(images.normalized(), images.labels)
 
 
-def _base(config: TrainConfig, classes: int) -> nn.Module:
+def _base(config: TrainConfig, classes: int, padding: int | None) -> nn.Module:
     """The network before its conversion; where it is random, by the seed alone."""
     model = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         network = build_backbone(model.name, **({"num_classes": classes} | model.options))
+    check_padding(network, padding, model.name)
     return load_weights(network, model.weights) if model.weights else network
 
 
@@ -257,11 +286,21 @@ def _check_single(config: TrainConfig, classes: int) -> None:
     model = config.model
     if model.weights or not model.pretrained:
         return  # a file that does not fit is refused by itself
-    if {"single", "single_temperature"} & set(config.controls):
+    if {"single", "single_temperature"} & set(config.controls or ()):
         check_trained_head(
             model.name, classes, "Leave 'single' and 'single_temperature' out of controls; "
             "'single_finetuned' is one network trained as long",
         )  # fmt: skip
+
+
+def _controls(config: TrainConfig, classes: int, head: str) -> list[str]:
+    """What stands beside the ensemble; one network, where nothing is asked for."""
+    if config.controls is not None:
+        return config.controls
+    model = config.model
+    known = None if model.weights else pretrained_classes(model.name)
+    new = head == "fresh" or known not in (None, classes)
+    return ["single_finetuned" if model.pretrained and new else "single"]
 
 
 def _convert(base: nn.Module, config: TrainConfig) -> SigmaEnsemble:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sigmanens.errors import ConfigError, SigmaNensError
 
-__all__ = ["from_plain", "to_json"]
+__all__ = ["dump_json", "from_plain", "to_json"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,28 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     return value
+
+
+def dump_json(value: Any, indent: str = "") -> str:
+    """JSON text of plain types; what holds nothing nested stands on one line.
+
+    Raises:
+        ValueError: for a number that is not finite: see :func:`to_json`.
+    """
+    inner = value.values() if isinstance(value, Mapping) else value
+    flat = not isinstance(value, (Mapping, list)) or not any(
+        isinstance(item, (Mapping, list)) for item in inner
+    )
+    if flat:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    deeper = indent + " "
+    if isinstance(value, Mapping):
+        parts = [f"{json.dumps(k)}: {dump_json(v, deeper)}" for k, v in value.items()]
+    else:
+        parts = [dump_json(v, deeper) for v in value]
+    lines = f",\n{deeper}".join(parts)
+    first, last = "{}" if isinstance(value, Mapping) else "[]"
+    return f"{first}\n{deeper}{lines}\n{indent}{last}"
 
 
 def from_plain(cls: type[T], data: Any) -> T:

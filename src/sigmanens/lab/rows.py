@@ -182,6 +182,7 @@ def evaluate(
         "weight": weight,
         "seed": seed,
         "split": "test",
+        "classes": raw.shape[2],
         "params": params,
         "train_seconds": train_seconds,
     }

@@ -21,12 +21,12 @@ from torch import Tensor
 
 import sigmanens
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.plain import to_json
+from sigmanens.lab.plain import dump_json, to_json
 from sigmanens.saving.checkpoint import write_atomic
 
-__all__ = ["Run", "environment", "read_config", "read_metrics"]
+__all__ = ["RUN_FILES", "Run", "environment", "read_config", "read_metrics"]
 
-_FILES = ("config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html")
+RUN_FILES = ("config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html")
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
             ) from e
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"--out {self.folder} is a file; expected a folder, new or empty")
-        present = [f for f in _FILES if (self.folder / f).exists()]
+        present = [f for f in RUN_FILES if (self.folder / f).exists()]
         finished = "metrics.json" in present
         if resume and finished and not extendable:
             raise RunError(f"the run in {self.folder} is finished: there is nothing to resume")
@@ -105,8 +105,7 @@ class Run:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``; numbers that are not finite become null."""
-        text = json.dumps(to_json(metrics), indent=1, ensure_ascii=False, allow_nan=False)
-        self._write("metrics.json", (text + "\n").encode())
+        self._write("metrics.json", (dump_json(to_json(metrics)) + "\n").encode())
 
     def _write(self, name: str, payload: bytes) -> None:
         try:

@@ -19,6 +19,7 @@ from sigmanens.lab.backbones.resnet import resnet18, resnet50
 from sigmanens.lab.backbones.small import digits_net
 from sigmanens.lab.backbones.tokens import token_classifier
 from sigmanens.lab.backbones.wide_resnet import wrn28_10
+from sigmanens.lab.plugins import imported, is_import
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "digits": digits_net,
@@ -39,7 +40,8 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
     Args:
         name: a key of ``BACKBONES``, ``"timm/<name>"`` (``timm.create_model``),
             ``"torchvision/<name>"`` (``torchvision.models.get_model``) or ``"transformers/<name>"``
-            (a sequence classifier by hub name or folder, or "minilm", on token numbers).
+            (a sequence classifier by hub name or folder, or "minilm", on token numbers), or
+            ``module:function`` of a file of your own.
         kwargs: passed to the builder: ``num_classes``, ``in_channels``, ``width``, ``dropout`` and
             so on. The networks of timm and torchvision also take ``pretrained`` (default False);
             under another number of classes than that of the weights their head is new. timm takes
@@ -52,6 +54,8 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
         ConfigError: if the name is unknown, an argument does not fit, or the library is not
             installed.
     """
+    if is_import(name):
+        return _own(imported(name, "model.name")(**kwargs), name)
     library, slash, model = name.partition("/")
     if slash and library == "timm":
         return _build_timm(model, **kwargs)
@@ -73,6 +77,12 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
             f"Backbone {name!r} takes no argument {unknown[0]!r}. It takes: {', '.join(accepted)}."
         )
     return builder(**kwargs)
+
+
+def _own(network: Any, name: str) -> nn.Module:
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"{name} returned a {type(network).__name__}; expected a torch module")
+    return network
 
 
 def pretrained_classes(name: str) -> int | None:

@@ -16,6 +16,8 @@ from sigmanens.lab.bench.settings import (
     MeasureConfig,
     PretrainConfig,
     Variant,
+    register,
+    rival,
 )
 from sigmanens.lab.config import (
     DataConfig,
@@ -34,6 +36,7 @@ __all__ = [
     "PretrainConfig",
     "Variant",
     "preset_path",
+    "register",
 ]
 
 _NAME = re.compile(r"\w[\w.-]*")
@@ -85,7 +88,8 @@ class BenchConfig:
         ensemble: the conversion; its ``members`` is M of every method.
         diversity: the penalty; ``taus`` takes the place of its τ.
         recipe: the training, the same for all methods.
-        methods: what to train, see ``METHODS``.
+        methods: what to train, see ``METHODS``; also ``module:function`` of a file of your own, a
+            function (network, members, options) → module with (M, B, C) logits.
         options: further arguments of a method's builder, by method.
         taus: temperatures τ of "sigmanens".
         weights: λ of "sigmanens"; none: that of ``diversity``.
@@ -120,11 +124,14 @@ class BenchConfig:
     def check(self) -> None:
         """Raise ConfigError for values that no part could use, before anything is loaded."""
         self.training().check()
-        unknown = [m for m in self.methods if m not in METHODS]
-        unknown += [v.method for v in self.variants.values() if v.method not in METHODS]
+        named = [*self.methods, *(v.method for v in self.variants.values())]
+        unknown = [m for m in named if m not in METHODS and rival(m) is None]
         if unknown:
-            raise ConfigError(f"methods names {unknown[0]!r}; expected any of {', '.join(METHODS)}")
-        stray = sorted(set(self.options) - set(METHODS))
+            raise ConfigError(
+                f"methods names {unknown[0]!r}; expected any of {', '.join(METHODS)}, a registered "
+                "name or module:function"
+            )
+        stray = sorted(set(self.options) - {*METHODS, *named})
         if stray:
             raise ConfigError(f"options has {stray[0]!r}, which is none of {', '.join(METHODS)}")
         for key in ("methods", "seeds"):
@@ -157,7 +164,6 @@ class BenchConfig:
             )
         for name in self.variants:
             self._check_variant(name)
-        self._check_texts()
         self._check_pretrain()
         if self.data.lazy and "laplace" in (
             *self.methods, *(v.method for v in self.variants.values()),
@@ -206,24 +212,6 @@ class BenchConfig:
             replace(changed, variants={}).check()
         except ConfigError as e:
             raise ConfigError(f"variant {name!r}: {e}") from e
-
-    def _check_texts(self) -> None:
-        """Raise ConfigError for what is done to pictures alone."""
-        if self.data.tokenizer is None:
-            return
-        for key, given in (
-            ("data.ood_without", self.data.ood_without),
-            ("data.size", self.data.size),
-            ("data.crop", self.data.crop),
-            ("data.lazy", self.data.lazy),
-            ("recipe.flip_crop", self.recipe.flip_crop),
-            ("recipe.channels_last", self.recipe.channels_last),
-        ):
-            if given:
-                raise ConfigError(
-                    f"{key} is {given}, which is for pictures, but data.tokenizer says that the "
-                    "data are texts"
-                )
 
     def training(self) -> TrainConfig:
         """The same as a configuration of one training."""

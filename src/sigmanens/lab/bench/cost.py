@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, load_base_pictures, load_material
-from sigmanens.lab.bench.methods import BUILDERS, separate_network
+from sigmanens.lab.bench.methods import builder_of, separate_network
 from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -184,7 +184,7 @@ def _network(shop: Workshop) -> nn.Module:
         return SeparateNetworks([separate_network(shop, 0)])
     if method == "laplace":
         return SeparateNetworks([shop.base()])
-    return BUILDERS[method](shop)
+    return builder_of(method)(shop)
 
 
 def _name(trial: Trial) -> str:

@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_material
-from sigmanens.lab.bench.paired import paired
+from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
-from sigmanens.lab.findings import row_findings
+from sigmanens.lab.differences import Load, Row, Samples, differences
+from sigmanens.lab.findings import ONE_RUN, add_findings
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.runs import environment
 
 __all__ = ["choose", "gather"]
 
 _CRITERION = "validation nll_calibrated"
-_ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")
-"""What tells rows apart."""
 
 
 def gather(
@@ -27,6 +29,7 @@ def gather(
     finished: Mapping[Trial, Path],
     failures: Mapping[str, str],
     command: str,
+    earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything the finished trainings measured, the choice among σN-Ens and what failed.
 
@@ -35,6 +38,7 @@ def gather(
         finished: folders of the finished trainings.
         failures: why the others failed, by key.
         command: the command line, for the record.
+        earlier: ``metrics.json`` before this call, for differences whose predictions are gone.
     """
     rows: list[dict[str, Any]] = []
     histories: list[dict[str, Any]] = []
@@ -44,9 +48,9 @@ def gather(
             row["trial"] = trial.key
             history = row.pop("epochs", None)
             if history and trial.seed == config.seeds[0]:
-                histories.append({k: row.get(k) for k in _ONE_RUN} | {"epochs": history})
+                histories.append({k: row.get(k) for k in ONE_RUN} | {"epochs": history})
             rows.append(row)
-    _add_findings(rows, histories)
+    add_findings(rows, histories)
     choice = choose(rows)
     return to_json(
         {
@@ -59,24 +63,31 @@ def gather(
             "rows": rows,
             "histories": histories,
             "choice": choice,
-            "paired": paired(finished, rows, choice),
+            "differences": differences(rows, _samples_in(finished), earlier),
             "failures": dict(failures),
         }
     )
 
 
-def _add_findings(rows: list[dict[str, Any]], histories: list[dict[str, Any]]) -> None:
-    """What is wrong with an ensemble's members, in words, as ``findings`` of its row."""
-    epochs = {tuple(h[k] for k in _ONE_RUN): h["epochs"] for h in histories}
-    alone = {
-        r["seed"]: r["nll"]
-        for r in rows
-        if r["method"] in ("single", "single_finetuned") and not r.get("variant")
-    }
-    for row in rows:
-        known = epochs.get(tuple(row.get(k) for k in _ONE_RUN), ())
-        found = row_findings(row, single_nll=alone.get(row["seed"]), epochs=known)
-        row["findings"] = [str(finding) for finding in found] or None
+def _samples_in(finished: Mapping[Trial, Path]) -> Load:
+    """Reads the predictions of a row from the folder of its training."""
+    folders = {trial.key: folder for trial, folder in finished.items()}
+
+    def load(row: Row) -> Samples | None:
+        path, name = folders[row["trial"]] / "predictions.safetensors", prediction_name(row)
+        if not path.exists():
+            return None  # the rows were kept, the predictions were not
+        with safe_open(path, "pt") as file:
+            if f"{name}.member_log_probs" not in list(file.keys()):
+                return None
+            members = file.get_tensor(f"{name}.member_log_probs").double()
+            found = {"log_probs": log_mean_exp(members), "labels": file.get_tensor("labels")}
+            for key in ("nll_corrupted", "nll_calibrated_corrupted", "corrupted_rows"):
+                if f"{name}.{key}" in list(file.keys()):
+                    found[key] = file.get_tensor(f"{name}.{key}")
+        return found
+
+    return load
 
 
 def choose(rows: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones import registry
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.corrupted import (
@@ -35,6 +36,7 @@ from sigmanens.lab.rows import EvaluationData
 
 __all__ = [
     "Material",
+    "check_padding",
     "check_trained_head",
     "first_of",
     "load_base_pictures",
@@ -125,12 +127,22 @@ def check_trained_head(config: BenchConfig, classes: int) -> None:
     registry.check_trained_head(model.name, classes, remedy)
 
 
+def check_padding(network: nn.Module, padding: int | None, name: str) -> None:
+    """Raise ConfigError if a network takes another padding token than the texts have."""
+    own = getattr(network, "padding", None)
+    if padding is not None and own is not None and padding != own:
+        raise ConfigError(
+            f"data.tokenizer fills texts up with token {padding}, but {name} takes {own} for "
+            "padding: use the tokenizer of the model"
+        )
+
+
 @lru_cache(maxsize=2)
 def _material(data: str, measure: str, seed: int) -> Material:
     config = DataConfig(**json.loads(data))
     corruptions, limit, draw = json.loads(measure)
     if config.source == "digits":
-        return _digits(seed)
+        return _digits(seed, config.limit or 200)
     if config.tokenizer is not None:
         return _texts(config, corruptions, limit, draw)
     return _pictures(config, corruptions, limit, draw)
@@ -251,11 +263,11 @@ class _TextSets:
         return found
 
 
-def _digits(seed: int) -> Material:
+def _digits(seed: int, count: int) -> Material:
     """Few handwritten digits seen through noise, and the same at five severities."""
     from sigmanens.lab.digits import digits_sets, noisy
 
-    digits = digits_sets(seed=seed)
+    digits = digits_sets(train=count, seed=seed)
     generator = torch.Generator().manual_seed(1000 + seed)
 
     def seen(part: Labelled) -> Labelled:

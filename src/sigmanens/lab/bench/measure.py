@@ -67,6 +67,8 @@ def measure_outcome(
         row, kept = measure()
         row["features_unfit"] = str(error)  # no score of features could be fitted
     row["variant"] = trial.variant or None
+    plan = getattr(outcome.network, "plan", None)
+    row["head"] = plan.head if plan else shop.options.get("head")
     row["epochs"] = outcome.history or None
     few = shop.material.train.images[:2].to(shop.device)
     row["multiply_adds"] = multiply_adds(outcome.network, few)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,20 @@ from torch import nn
 from sigmanens import baselines
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.conversion.heads import find_heads, fresh_head
+from sigmanens.errors import ConfigError
+from sigmanens.lab.bench.settings import rival
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
 from sigmanens.seeding import own_seed
 
-__all__ = ["BUILDERS", "Outcome", "separate_network", "train_method"]
+__all__ = [
+    "BUILDERS",
+    "Outcome",
+    "builder_of",
+    "separate_network",
+    "train_method",
+    "with_fresh_head",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +125,30 @@ BUILDERS: dict[str, Builder] = {
 """From a workshop to the untrained network of a method."""
 
 
+def builder_of(method: str) -> Builder:
+    """The builder of a method's untrained network; a user's own draws from the trial's seed.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
+    if method in BUILDERS:
+        return BUILDERS[method]
+    build = rival(method)
+    if build is None:
+        raise ConfigError(f"there is no method {method!r} here: {', '.join(BUILDERS)}")
+
+    def built(shop: Workshop) -> nn.Module:
+        with own_seed(shop.seed()):
+            network = build(shop.base(), shop.members, shop.options)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"{method} returned a {type(network).__name__}; expected a module")
+        if not hasattr(network, "num_members"):
+            network.num_members = shop.members  # type: ignore[assignment]
+        return network
+
+    return built
+
+
 def train_method(shop: Workshop) -> Iterator[Outcome]:
     """Train the method of a trial; "separate" gives several outcomes.
 
@@ -129,9 +162,28 @@ def train_method(shop: Workshop) -> Iterator[Outcome]:
     if method == "laplace":
         yield from _laplace(shop)
         return
-    network = BUILDERS[method](shop)
+    network = builder_of(method)(shop)
     done = shop.fit(network, diversity=shop.diversity(), cost=shop.members)
     yield Outcome(method, network, done.seconds, history=done.history)
+
+
+def with_fresh_head(
+    network: nn.Module, head_name: str | Sequence[str] | None, seed: int
+) -> nn.Module:
+    """A network whose head is an affine norm and a Linear, as a member's under ``head="fresh"``.
+
+    Args:
+        network: changed in place.
+        head_name: where its head is; None: found by itself.
+        seed: of the new head's weights.
+
+    Raises:
+        HeadNotFoundError: if no head with a Linear is found.
+    """
+    with own_seed(seed):
+        for name in find_heads(network, head_name, "fresh"):
+            network.set_submodule(name, fresh_head(network.get_submodule(name), name))
+    return network
 
 
 def separate_network(shop: Workshop, index: int) -> nn.Module:
@@ -145,9 +197,7 @@ def separate_network(shop: Workshop, index: int) -> nn.Module:
     """
     network = shop.base(index)
     if shop.options.get("head") == "fresh":
-        with own_seed(shop.seed(index)):
-            for name in find_heads(network, shop.config.ensemble.head_name, "fresh"):
-                network.set_submodule(name, fresh_head(network.get_submodule(name), name))
+        with_fresh_head(network, shop.config.ensemble.head_name, shop.seed(index))
     return network
 
 

@@ -21,7 +21,6 @@ from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import check_trained_head, load_material
 from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import train_method
-from sigmanens.lab.bench.paired import kept_pairs
 from sigmanens.lab.bench.pretraining import Base, train_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -121,8 +120,7 @@ def run_bench(
     if not finished:
         key, reason = next(iter(failures.items()))
         raise RunError(f"every training failed; the first, {key}: {reason}")
-    metrics = gather(config, finished, failures, command)
-    metrics["paired"] = kept_pairs(earlier, metrics)
+    metrics = gather(config, finished, failures, command, earlier)
     if config.pretrain is not None:
         metrics["base"] = _told(config, base, earlier)
     write_report(metrics, run.path("report.html"))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sigmanens.errors import ConfigError
 from sigmanens.lab.config import Recipe
+from sigmanens.lab.plugins import imported, is_import
 
-__all__ = ["METHODS", "MeasureConfig", "PretrainConfig", "Variant"]
+__all__ = [
+    "METHODS",
+    "MeasureConfig",
+    "PretrainConfig",
+    "Variant",
+    "register",
+    "rival",
+]
 
 METHODS = (
     "separate",
@@ -27,6 +37,39 @@ METHODS = (
 )
 """What can be trained. "separate" trains M networks and gives the rows single, single_temperature
 and deep_ensemble; on pretrained weights also single_finetuned."""
+
+
+Rival = Callable[..., Any]
+"""From a network, M and a dict of options to a module that gives (M, B, C)."""
+_REGISTERED: dict[str, Rival] = {}
+
+
+def register(name: str, build: Rival) -> None:
+    """Add a method of your own to the studies of this process.
+
+    Args:
+        name: what ``methods`` calls it.
+        build: ``build(network, members, options)`` gives a module from inputs to member logits
+            (M, B, C), in training and evaluation mode. ``network`` may be changed in place;
+            ``options`` is what the study's ``options`` has under this name. Draws are seeded. A
+            worker process knows only what it can import: with several workers write
+            ``module:function`` in the place of a registered name.
+
+    Raises:
+        ConfigError: if there is a method of that name.
+    """
+    if name in METHODS or name in _REGISTERED or is_import(name):
+        raise ConfigError(f"there is a method {name!r} already; register it under another name")
+    _REGISTERED[name] = build
+
+
+def rival(name: str) -> Rival | None:
+    """The function of a registered method or of a ``module:function``; None for another name.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
+    return imported(name, "methods") if is_import(name) else _REGISTERED.get(name)
 
 
 DRAWS = ("own", "same")

@@ -36,7 +36,7 @@ class Trial:
     @property
     def key(self) -> str:
         """Name of its folder: what tells it apart from the others."""
-        parts = [self.method, f"m{self.members}"]
+        parts = [self.method.replace(":", "."), f"m{self.members}"]
         parts += [f"tau{self.tau:g}"] if self.tau is not None else []
         parts += [f"weight{self.weight:g}"] if self.weight is not None else []
         parts += [self.variant] if self.variant else []

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import ConfigError, RunError
+from sigmanens.errors import RunError
 from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
-from sigmanens.lab.bench.material import Material
+from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.training import TrainingResult, drawn, train_network
 from sigmanens.saving.checkpoint import write_atomic
@@ -86,12 +86,7 @@ class Workshop:
             torch.manual_seed(self.seed(index))
             options = {"num_classes": self.material.classes} | model.options
             network = build_backbone(model.name, **options)
-        given, own = self.material.padding, getattr(network, "padding", None)
-        if given is not None and own is not None and given != own:
-            raise ConfigError(
-                f"data.tokenizer fills texts up with token {given}, but {model.name} takes {own} "
-                "for padding: use the tokenizer of the model"
-            )
+        check_padding(network, self.material.padding, model.name)
         return load_weights(network, model.weights) if model.weights else network
 
     def convert(self, **changes: Any) -> SigmaEnsemble:

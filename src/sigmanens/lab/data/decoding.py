@@ -113,5 +113,6 @@ def _pixels(
             plain = picture.convert("L" if channels == 1 else "RGB")
             pixels = np.array(plain if frame is None else frame(plain))
     except (OSError, SyntaxError) as error:
-        raise DataError(f"{where} cannot be decoded: {error}") from error
+        file = f" ({record['path']})" if record["path"] else ""
+        raise DataError(f"{where}{file} cannot be decoded: {error}") from error
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -141,7 +141,8 @@ def load_texts(
         raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
     rows = splits[split]
     name = f"{Path(source).name}/{split}"
-    strings = [c for c, f in rows.features.items() if str(getattr(f, "dtype", "")) == "string"]
+    kinds = ("string", "large_string")
+    strings = [c for c, f in rows.features.items() if str(getattr(f, "dtype", "")) in kinds]
     texts_in = text_column
     if texts_in is None:
         named = [c for c in strings if c in ("text", "sentence")]

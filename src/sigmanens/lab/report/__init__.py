@@ -1,9 +1,9 @@
-"""The report of a run: the verdict in words, a table for the terminal, one self-contained page."""
+"""The report of a run: a summary in words, a table for the terminal, one self-contained page."""
 
 from __future__ import annotations
 
 from sigmanens.lab.report.console import console_table
 from sigmanens.lab.report.page import write_report
-from sigmanens.lab.report.verdict import Verdict, verdict
+from sigmanens.lab.report.summary import Summary, summary
 
-__all__ = ["Verdict", "console_table", "verdict", "write_report"]
+__all__ = ["Summary", "console_table", "summary", "write_report"]

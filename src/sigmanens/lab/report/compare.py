@@ -1,32 +1,25 @@
-"""When a difference between two methods counts as seen.
-
-With several seeds in common the seeds are paired: the difference counts when the size of its mean
-exceeds its standard deviation from seed to seed. With one seed the bootstrap interval of the
-difference on the same samples decides: it must leave out 0; or, where there is none, those of the
-two rows: they must not overlap. Without intervals the direction is given and named unconfirmed.
-"""
+"""When a method is called better or worse: where the interval of its difference leaves out 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from sigmanens.lab.report.study import Group, Stat, dig, finite
+from sigmanens.evaluation.comparison import Difference, holm
+from sigmanens.lab.differences import setting_name
+from sigmanens.lab.report import naming
+from sigmanens.lab.report.study import Group, Study
 
-__all__ = ["METRICS", "RULE", "WITHIN", "Comparison", "Metric", "compare", "interval", "judge"]
+__all__ = ["METRICS", "RULE", "Metric", "difference", "named", "seeds_word", "survivors", "word"]
 
 RULE = (
-    "A difference counts as seen when its mean over the seeds (paired) is larger than its standard "
-    "deviation from seed to seed; with one seed, when the bootstrap interval of the difference on "
-    "the same samples leaves out 0, or, where there is none, the two intervals do not overlap. "
-    "Anything smaller is called “no difference seen”."
+    "Differences are paired, with 95 % intervals: Student’s t over the seeds, or, with one seed in "
+    "common, the bootstrap over the same samples. They are called better or worse only where the "
+    "interval leaves out 0. † marks what also survives Holm’s correction for all comparisons "
+    "with the same reference."
 )
-WITHIN = ", by less than they differ"
-"""Said where all seeds agree on a difference that is not seen by the rule."""
-_RESOLUTION = 5e-4
-"""Differences below half a unit of the third decimal are never called better or worse."""
+_FIELDS = {field.name for field in fields(Difference)}
 
 
 @dataclass(frozen=True)
@@ -47,108 +40,59 @@ METRICS = {
         Metric("ece", "ECE", "lower"),
         Metric("ece_calibrated", "temperature-scaled ECE", "lower"),
         Metric("brier", "Brier score", "lower"),
+        Metric("nll_corrupted", "NLL under corruption", "lower"),
+        Metric("nll_calibrated_corrupted", "temperature-scaled NLL under corruption", "lower"),
     )
 }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What was seen between "ours" and "theirs" on one metric.
-
-    ``direction``: +1 ours is better, −1 worse, 0 no difference seen. ``better`` and ``worse`` are
-    the numbers of shared seeds in which ours is so. ``basis``: what decided, "seeds", "samples",
-    "intervals" or "one seed".
-    """
-
-    metric: Metric
-    ours: Stat
-    theirs: Stat
-    direction: int
-    seeds: int
-    better: int
-    worse: int
-    basis: Literal["seeds", "samples", "intervals", "one seed"]
-
-    @property
-    def word(self) -> str:
-        """ "better", "worse" or "no difference seen"."""
-        return {1: "better", -1: "worse", 0: "no difference seen"}[self.direction]
-
-    @property
-    def phrase(self) -> str:
-        """The outcome with what limits it: "better, but worse in 1 of 3 seeds"."""
-        if self.seeds < 2:
-            alone = self.direction != 0 and self.basis == "one seed"
-            return f"{self.word} in this one seed" if alone else self.word
-        if self.direction == 0:
-            count, way = max((self.better, "better"), (self.worse, "worse"))
-            within = WITHIN if count == self.seeds else ""
-            said = f": {way} in {count} of {self.seeds} seeds{within}" if count else ""
-            return f"{self.word}{said}"
-        other, count = ("worse", self.worse) if self.direction > 0 else ("better", self.better)
-        return f"{self.word}{f', but {other} in {count} of {self.seeds} seeds' if count else ''}"
-
-    @property
-    def sentence(self) -> str:
-        """The metric, both numbers and the outcome: "NLL 0.201 against 0.310 (better)"."""
-        return f"{self.metric.name} {self.ours} against {self.theirs} ({self.phrase})"
+def difference(study: Study, ours: Group, theirs: Group, key: str) -> Difference | None:
+    """Ours less theirs; None where they share no seed or one of them was not measured."""
+    names = (setting_name(_setting(ours)), setting_name(_setting(theirs)))
+    for pair, sign in ((names, 1), (names[::-1], -1)):
+        found: Mapping[str, Any] | None = study.differences.get(pair, {}).get(key)
+        if found is None or found.get("value") is None:
+            continue
+        known = {k: v for k, v in found.items() if k in _FIELDS}
+        known["p"] = 1.0 if known.get("p") is None else known["p"]
+        gap = Difference(**known)
+        if sign > 0:
+            return gap
+        return Difference(**known | {"value": -gap.value, "low": -gap.high, "high": -gap.low})
+    return None
 
 
-def compare(ours: Group, theirs: Group, key: str) -> Comparison | None:
-    """Compare two groups on the row value ``key``; None where it was not measured in both."""
-    intervals = tuple(interval(group, "intervals", key) for group in (ours, theirs))
-    difference = theirs.differences.get((ours.setting, key))
-    return judge(ours.stat(key), theirs.stat(key), METRICS[key], intervals, difference)
+def word(gap: Difference, key: str) -> str:
+    """ "better" or "worse" where the interval leaves out 0, else ""."""
+    good = gap.sign if METRICS[key].better == "higher" else -gap.sign
+    return {1: "better", -1: "worse", 0: ""}[good]
 
 
-def judge(
-    ours: Stat,
-    theirs: Stat,
-    metric: Metric,
-    intervals: Sequence[tuple[float, float] | None] = (None, None),
-    difference: tuple[float, float] | None = None,
-) -> Comparison | None:
-    """Compare two values per seed by the rule of this module; None where either is empty.
-
-    Args:
-        ours, theirs: the values.
-        metric: which they are.
-        intervals: of each, for one seed.
-        difference: interval of ours less theirs on the same samples, for one seed.
-    """
-    if ours.mean is None or theirs.mean is None:
-        return None
-    sign = 1.0 if metric.better == "higher" else -1.0
-    shared = [seed for seed in ours.by_seed if seed in theirs.by_seed]
-    gains = [sign * (ours.by_seed[seed] - theirs.by_seed[seed]) for seed in shared]
-    basis: Literal["seeds", "samples", "intervals", "one seed"]
-    if len(gains) > 1:
-        gain, spread, basis = fmean(gains), stdev(gains), "seeds"
-    elif ours.sd is not None and theirs.sd is not None:
-        gain, basis = sign * (ours.mean - theirs.mean), "seeds"
-        spread = (ours.sd**2 + theirs.sd**2) ** 0.5
-    else:
-        gain, spread, basis = sign * (ours.mean - theirs.mean), 0.0, "one seed"
-        first, second = intervals
-        if difference is not None and gains:
-            gain, basis = gains[0], "samples"
-            spread = abs(gain) if difference[0] <= 0 <= difference[1] else 0.0
-        elif first is not None and second is not None:
-            basis = "intervals"
-            apart = first[0] > second[1] or second[0] > first[1]
-            spread = 0.0 if apart else abs(gain)
-    seen = abs(gain) > max(spread, _RESOLUTION)
-    direction = (1 if gain > 0 else -1) if seen else 0
-    better = sum(value > _RESOLUTION for value in gains)
-    worse = sum(value < -_RESOLUTION for value in gains)
-    return Comparison(metric, ours, theirs, direction, len(shared), better, worse, basis)
+def named(gap: Difference, digits: int = 3) -> str:
+    """The estimate with its interval: "−0.012 [−0.020, −0.004]"."""
+    value, low, high = (naming.number(x, digits) for x in (gap.value, gap.low, gap.high))
+    sign = "+" if gap.value > 0 and float(f"{gap.value:.{digits}f}") else ""
+    return f"{sign}{value} [{low}, {high}]"
 
 
-def interval(group: Group, *path: str) -> tuple[float, float] | None:
-    """The bootstrap interval of a group, where it was measured for one seed."""
-    found = (dig(row, *path) for row in group.rows.values())
-    bounds = [b for b in found if b is not None]
-    if len(bounds) != 1 or not isinstance(bounds[0], Sequence) or len(bounds[0]) != 2:
-        return None
-    low, high = (finite(bound) for bound in bounds[0])
-    return None if low is None or high is None else (low, high)
+def seeds_word(gap: Difference) -> str:
+    """What a difference stands on: "3 seeds" or "one seed"."""
+    return f"{gap.n} seeds" if gap.basis == "seeds" else "one seed"
+
+
+def survivors(study: Study, reference: Group, key: str) -> set[str]:
+    """Keys of the groups whose difference from ``reference`` survives Holm's correction."""
+    gaps = {
+        g.key: gap
+        for g in study.groups
+        if g is not reference and (gap := difference(study, g, reference, key)) is not None
+    }
+    kept = holm([gap.p for gap in gaps.values()])
+    return {k for (k, gap), keep in zip(gaps.items(), kept, strict=True) if keep and gap.sign}
+
+
+def _setting(group: Group) -> dict[str, Any]:
+    return {
+        "method": group.method, "members": group.members, "tau": group.tau,
+        "weight": group.weight, "variant": group.variant,
+    }  # fmt: skip

@@ -29,7 +29,7 @@ def console_table(metrics: Mapping[str, Any]) -> Table:
 
     Means over seeds ± one standard deviation; "–" where not measured. OOD is the mean AUROC over
     the OOD sets by max softmax, where that was measured. Raises ``InputError`` as
-    :func:`verdict` does.
+    :func:`~sigmanens.lab.report.summary.summary` does.
     """
     study = read_study(metrics)
     seeds = len(study.seeds)

@@ -133,7 +133,6 @@ def _figure(
         *(Key(g.label, colour(g), _level(g)) for g in references),
         *(Key(line.name, colour(line.group), _dash(line.group)) for line in lines),
     ]
-    best = _best(lines, name.partition(",")[0])
     several = len(study.seeds) > 1
     means = "Means over seeds" if several else "One seed"
     spread = " Whiskers: one standard deviation over seeds." if several else ""
@@ -142,7 +141,6 @@ def _figure(
         key=key,
         title=title,
         caption=f"{means}, {study.split} data.{spread}{beside}",
-        summary=best,
         panels=panels,
         keys=keys,
         table=Table(
@@ -160,21 +158,6 @@ def _figure(
             ],
         ),
     )
-
-
-def _best(lines: list[_Line], symbol: str) -> str:
-    """Where each line is lowest in temperature-scaled NLL, at most four lines."""
-    parts = []
-    for line in lines[:4]:
-        known = [(m, v, g) for v, g in line.points if (m := g.stat("nll_calibrated").mean)]
-        if known:
-            _, value, group = min(known, key=lambda entry: entry[0])
-            at = f"{symbol} = {naming.amount(value)} for {line.name}"
-            parts.append(f"at {at} ({group.stat('nll_calibrated')})")
-    if not parts:
-        return "Each metric along the setting."
-    more = f"; {len(lines) - 4} more lines are in the numbers" if len(lines) > 4 else ""
-    return f"The temperature-scaled NLL is lowest {'; '.join(parts)}{more}."
 
 
 def _panel(

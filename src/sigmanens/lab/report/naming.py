@@ -1,7 +1,7 @@
 """Names, symbols and colours of the compared methods: the same in every table and plot.
 
-Colours follow the Okabe-Ito palette, with one value for light and one for dark pages; a symbol and
-a line style say the same again for readers who cannot tell the colours apart.
+Colours follow the Okabe-Ito palette; a symbol and a line style say the same again for readers who
+cannot tell the colours apart. On dark screens the page inverts the plots' lightness.
 """
 
 from __future__ import annotations
@@ -71,38 +71,37 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one method is drawn: colour on light and dark pages, marker symbol, line style."""
+    """How one method is drawn: colour, marker symbol, line style."""
 
-    light: str
-    dark: str
+    colour: str
     symbol: str
     dash: str
 
 
 _LOOKS = {
-    "single": Look("#c2500a", "#ff9455", "square", "solid"),
-    "single_temperature": Look("#c2500a", "#ff9455", "square-open", "dot"),
-    "single_finetuned": Look("#8f1d40", "#ff8fae", "star", "dash"),
-    "deep_ensemble": Look("#0069a8", "#56b4f0", "diamond", "solid"),
-    "film": Look("#b3578f", "#e8a3cb", "triangle-up", "dash"),
-    "sigmanens_lambda0": Look("#4b5563", "#c3cad4", "x", "dot"),
-    "heads_only": Look("#8a6d00", "#e5cf3d", "triangle-down", "dash"),
-    "fixed_masks": Look("#6a3fb5", "#b79cf2", "pentagon", "dash"),
+    "single": Look("#c2500a", "square", "solid"),
+    "single_temperature": Look("#c2500a", "square-open", "dot"),
+    "single_finetuned": Look("#8f1d40", "star", "dash"),
+    "deep_ensemble": Look("#0069a8", "diamond", "solid"),
+    "film": Look("#b3578f", "triangle-up", "dash"),
+    "sigmanens_lambda0": Look("#4b5563", "x", "dot"),
+    "heads_only": Look("#8a6d00", "triangle-down", "dash"),
+    "fixed_masks": Look("#6a3fb5", "pentagon", "dash"),
 }
 _OTHERS = (
-    Look("#7a4a2b", "#d6a47f", "cross", "dashdot"),
-    Look("#a87400", "#f0b840", "hexagon", "dashdot"),
-    Look("#96281b", "#f2a08f", "star", "dashdot"),
-    Look("#6b7a1f", "#c5d166", "bowtie", "dashdot"),
-    Look("#8a1f4b", "#f08cb0", "star-diamond", "dashdot"),
-    Look("#59606b", "#b4bdc9", "octagon", "dashdot"),
-    Look("#2f7fae", "#8fd0f5", "hourglass", "dashdot"),
-    Look("#33737d", "#86ccd6", "triangle-left", "dashdot"),
-    Look("#74559c", "#c8b0ea", "triangle-right", "dashdot"),
+    Look("#7a4a2b", "cross", "dashdot"),
+    Look("#a87400", "hexagon", "dashdot"),
+    Look("#96281b", "star", "dashdot"),
+    Look("#6b7a1f", "bowtie", "dashdot"),
+    Look("#8a1f4b", "star-diamond", "dashdot"),
+    Look("#59606b", "octagon", "dashdot"),
+    Look("#2f7fae", "hourglass", "dashdot"),
+    Look("#33737d", "triangle-left", "dashdot"),
+    Look("#74559c", "triangle-right", "dashdot"),
 )
 """Looks of the rivals, in turn; a method keeps its look whatever its number of members."""
-_SIGMA_LIGHT = ("#43b892", "#00594a")
-_SIGMA_DARK = ("#2a9077", "#b5f5df")
+_SIGMA = ("#43b892", "#00594a")
+"""Colours of the smallest and the largest τ."""
 
 
 def amount(value: float | int | None) -> str:
@@ -152,9 +151,7 @@ def looks(keys: Sequence[Mapping[str, Any]]) -> list[Look]:
     for key in keys:
         if key["method"] == "sigmanens":
             place = ramp.index(key["tau"] or 0.0) / (len(ramp) - 1) if len(ramp) > 1 else 0.6
-            found.append(
-                Look(_blend(*_SIGMA_LIGHT, place), _blend(*_SIGMA_DARK, place), "circle", "solid")
-            )
+            found.append(Look(_blend(*_SIGMA, place), "circle", "solid"))
         elif key["method"] in _LOOKS:
             found.append(_LOOKS[key["method"]])
         else:

@@ -1,7 +1,6 @@
-"""What every figure of the report is made of: panels of plotly traces, a legend, a data table.
+"""What every figure of the report is made of: panels that plotly draws, a legend, a data table.
 
-Traces and layouts are plain dictionaries in plotly's schema. Colours are CSS variables such as
-``var(--g3)``; the page resolves them, so that the plots follow light, dark and print colours.
+Traces and layouts are plain dictionaries in plotly's schema; the HTML of a panel is plotly's own.
 """
 
 from __future__ import annotations
@@ -11,30 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sigmanens.errors import MissingPackageError
 from sigmanens.lab.report.study import Group
 from sigmanens.lab.report.tables import Table
 
-__all__ = [
-    "INK",
-    "MUTED",
-    "Figure",
-    "Key",
-    "Panel",
-    "axis",
-    "colour",
-    "hover",
-    "layout",
-    "others",
-    "plain",
-    "series",
-]
+try:
+    from plotly.io import to_html
+except ImportError as e:
+    raise MissingPackageError(
+        "reports and the page of sigmanens explain need plotly: pip install 'sigmanens[lab]'"
+    ) from e
 
-INK = "var(--ink)"
-MUTED = "var(--muted)"
-GRID = "var(--grid)"
-_SERIES = 6
-"""Number of the colours --s1 … that lines without a method of their own take in turn."""
+__all__ = [
+    "ACCENT", "INK", "MUTED", "Figure", "Key", "Panel",
+    "axis", "colour", "hover", "layout", "line", "plain", "series",
+]  # fmt: skip
+
+ACCENT, INK, MUTED, GRID = "#00695a", "#1c2126", "#5b646e", "#e3e5e6"
+_SERIES = ("#0069a8", "#c2450a", "#00806c", "#a3457f", "#8a6d00", "#5d50c6")
 _DASHES = ("solid", "dash", "dot", "dashdot")
+_CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False, "responsive": True}
 
 
 @dataclass(frozen=True)
@@ -60,46 +55,53 @@ class Panel:
     group: Group | None = None
     keys: Sequence[Key] = ()
 
+    def html(self, key: str, hidden: frozenset[str] = frozenset()) -> str:
+        """Plotly's HTML of this panel in an element called ``key``.
+
+        Traces of the groups in ``hidden`` are not shown at first.
+        """
+        shown = [t | {"visible": False} if t.get("meta") in hidden else t for t in self.traces]
+        found: str = to_html(
+            {"data": shown, "layout": self.layout}, config=_CONFIG, include_plotlyjs=False,
+            full_html=False, default_height=f"{self.height}px", div_id=key, validate=False,
+        )  # fmt: skip
+        return found
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A titled row of panels; ``summary`` says in words what they show.
+    """A titled row of panels.
 
-    ``legend`` lists the groups that can be switched off; those with a key in ``rest`` are folded
-    away at first, and off with ``rest_off``. ``panel_width`` is the least width of a panel in
-    pixels before the row wraps; ``table`` holds the plotted numbers; ``keys`` is a legend that all
-    panels share. Panels from ``first`` on are folded away at first.
+    ``legend`` lists the groups that can be switched off; those that are not in ``main`` are folded
+    away at first. ``panel_width`` is the least width of a panel in pixels before the row wraps;
+    ``table`` holds the plotted numbers; ``keys`` is a legend that all panels share.
     """
 
     key: str
     title: str
     caption: str
-    summary: str
     panels: list[Panel]
-    legend: list[Group] = field(default_factory=list)
+    legend: Sequence[Group] = ()
+    main: Sequence[Group] = ()
     panel_width: int = 300
     table: Table | None = None
-    rest: frozenset[str] = frozenset()
-    rest_off: bool = True
-    first: int | None = None
-    keys: Sequence[Key] = ()
+    keys: Sequence[Key] = field(default_factory=tuple)
+
+    @property
+    def rest(self) -> frozenset[str]:
+        """Keys of the groups that are folded away; none where no main one is shown."""
+        keys, main = ({g.key for g in groups} for groups in (self.legend, self.main))
+        return frozenset(keys - main if keys & main else ())
 
 
 def colour(group: Group) -> str:
-    """The CSS colour of a group."""
-    return f"var(--{group.key})"
+    """The colour of a group."""
+    return group.look.colour
 
 
 def series(i: int) -> tuple[str, str]:
     """Colour and dash of the ``i``-th of several lines that are no methods, all different."""
-    return f"var(--s{i % _SERIES + 1})", _DASHES[i // _SERIES % len(_DASHES)]
-
-
-def others(shown: Sequence[Group], main: Sequence[Group]) -> frozenset[str]:
-    """Keys of the shown groups that are not among the main ones; none where no main one is."""
-    wanted = {group.key for group in main}
-    keys = frozenset(group.key for group in shown)
-    return keys - wanted if keys & wanted else frozenset()
+    return _SERIES[i % len(_SERIES)], _DASHES[i // len(_SERIES) % len(_DASHES)]
 
 
 def plain(text: str) -> str:
@@ -110,6 +112,23 @@ def plain(text: str) -> str:
 def hover(title: str, *facts: str) -> str:
     """The text of a hover box: a bold title and one fact a line."""
     return "<br>".join([f"<b>{plain(title)}</b>", *(plain(fact) for fact in facts)])
+
+
+def line(
+    x: Sequence[Any], y: Sequence[Any], look: tuple[str, str], texts: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """A trace of a line with its colour and dash, and a hover text for each point."""
+    width = more.pop("width", 1.8)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": look[0], "dash": look[1], "width": width},
+        "hoverinfo": "text",
+        "hovertext": list(texts),
+        **more,
+    }
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -139,7 +158,7 @@ def layout(xaxis: dict[str, Any], yaxis: dict[str, Any], **more: Any) -> dict[st
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
         "hoverlabel": {
-            "bgcolor": "var(--paper)",
+            "bgcolor": "#ffffff",
             "bordercolor": MUTED,
             "font": {"color": INK, "size": 13},
             "align": "left",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigmanens.errors import InputError
+from sigmanens.lab.differences import differences
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.study import Group, Row, Seed, Setting, Study, finite
 
@@ -25,8 +26,6 @@ def read_study(metrics: Mapping[str, Any]) -> Study:
     chosen, criterion = _chosen(
         [g for g in groups if g.method == "sigmanens" and not g.variant], choice
     )
-    if chosen is not None:
-        _add_differences(groups, chosen, metrics.get("paired"))
     members = chosen.members if chosen else None
     deep = [g for g in groups if g.method == "deep_ensemble"]
     deep.sort(key=lambda g: abs((g.members or 0) - (members or 0)))
@@ -41,6 +40,7 @@ def read_study(metrics: Mapping[str, Any]) -> Study:
         deep=deep[0] if deep else None,
         split=split,
         left_out=left_out,
+        differences=_differences(metrics, rows),
     )
 
 
@@ -81,14 +81,12 @@ def _under_corruption_alike(rows: list[Row]) -> list[Row]:
     return [{k: v for k, v in row.items() if k != "corruption_pooled"} for row in rows]
 
 
-def _add_differences(groups: Sequence[Group], chosen: Group, pairs: Any) -> None:
-    """Give each group the interval of the chosen one less itself, where they share one seed."""
-    by_setting = {group.setting: group for group in groups}
-    for pair in pairs if isinstance(pairs, Sequence) else ():
-        low, high = finite(pair.get("low")), finite(pair.get("high"))
-        group = by_setting.get(_setting({**pair, "method": pair.get("against")}))
-        if group and pair.get("seeds") == 1 and low is not None and high is not None:
-            group.differences[chosen.setting, str(pair.get("metric"))] = (low, high)
+def _differences(metrics: Mapping[str, Any], rows: list[Row]) -> dict[tuple[str, str], Any]:
+    """Those of the run by both names; of rows without any, what their seeds tell."""
+    pairs = metrics.get("differences")
+    if not isinstance(pairs, Sequence):
+        pairs = differences(rows, lambda row: None)
+    return {(str(pair["a"]), str(pair["b"])): pair["metrics"] for pair in pairs}
 
 
 def _setting(row: Row) -> Setting:
@@ -154,7 +152,7 @@ def _distinct(names: list[str], settings: Sequence[tuple[Any, ...]]) -> list[str
 
 
 def _chosen(sigma: list[Group], choice: Row) -> tuple[Group | None, str | None]:
-    """The σN-Ens the verdict is about, and the criterion it was chosen by.
+    """The σN-Ens the summary is about, and the criterion it was chosen by.
 
     What the run says counts; without a word of it, the lowest temperature-scaled validation NLL;
     a single σN-Ens needs no choice. The test numbers are never used.

@@ -74,12 +74,6 @@ def reliability(study: Study) -> Figure | None:
     binned = [(group, bins(group)) for group in shown]
     top = max(b.count for _, all_bins in binned for b in all_bins)
     every = [(group, found) for group in study.groups if (found := bins(group))]
-    said = []
-    for group, all_bins in binned:
-        full = [b for b in all_bins if b.confidence is not None and b.accuracy is not None]
-        total = sum(b.count for b in full) or 1.0
-        gap = sum(b.count * ((b.confidence or 0) - (b.accuracy or 0)) for b in full) / total
-        said.append(f"{naming.number(gap)} for {group.label}")
     return Figure(
         key="reliability",
         title="Reliability, before temperature scaling",
@@ -89,7 +83,6 @@ def reliability(study: Study) -> Figure | None:
             "of the bin's accuracy from the samples of one seed. Lower strip: samples per bin, log "
             "scale. Bins are pooled over seeds."
         ),
-        summary=f"Mean confidence minus accuracy: {', '.join(said)}.",
         panels=[_panel(group, all_bins, top) for group, all_bins in binned],
         panel_width=270,
         table=Table(

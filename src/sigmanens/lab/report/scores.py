@@ -68,7 +68,7 @@ def score_panels(study: Study, group: Group) -> list[Panel]:
             _steps(table, name, values, look)
             for name, values, look in zip(names, counts, looks, strict=True)
         ]
-        traces[0] |= {"fill": "tozeroy", "fillcolor": "var(--wash)"}
+        traces[0] |= {"fill": "tozeroy", "fillcolor": "rgba(28, 33, 38, .12)"}
         panels.append(
             Panel(
                 title=f"OOD score: {naming.words(table.score)}",

@@ -1,144 +1,107 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const { plots } = JSON.parse(document.getElementById("report-data").textContent);
-  const config = { displayModeBar: false, scrollZoom: false, doubleClick: false };
-  const hidden = {};
-
-  // Plots -------------------------------------------------------------------------------------
-
-  // A copy of a plotly specification with every "var(--name)" replaced by the page's colour.
-  const resolve = (value, css) => {
-    if (typeof value === "string") {
-      const name = /^var\((--[\w-]+)\)$/.exec(value);
-      return name ? css.getPropertyValue(name[1]).trim() : value;
-    }
-    if (Array.isArray(value)) return value.map((item) => resolve(item, css));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolve(item, css)]));
-  };
-
-  let selected = null;
-
-  // The point of the selected run on a frontier, ringed.
-  const ring = (traces, css) => {
-    const point = traces.find((trace) => trace.customdata && trace.meta === selected);
-    if (!point || point.visible === false) return [];
-    const line = { width: 2.5, color: css.getPropertyValue("--focus").trim() };
-    const marker = { symbol: "circle-open", size: 25, color: line.color, line };
-    return [{ type: "scatter", mode: "markers", x: point.x, y: point.y, marker,
-      hoverinfo: "skip", cliponaxis: false }];
-  };
-
-  // Draws a plot that is on show; one inside something closed waits until it is opened.
-  const draw = (id) => {
-    const css = getComputedStyle(root);
-    const place = document.getElementById(id);
-    if (!place.clientWidth || place.checkVisibility?.() === false) return null;
-    const off = hidden[id.slice(0, id.lastIndexOf("-"))] || new Set();
-    const traces = resolve(plots[id].traces, css);
-    for (const trace of traces) trace.visible = !off.has(trace.meta);
-    traces.push(...ring(traces, css));
-    const layout = resolve(plots[id].layout, css);
-    layout.width = place.clientWidth;
-    layout.height = place.clientHeight;
-    return Plotly.react(place, traces, layout, config);
-  };
-  const ids = Object.keys(plots);
-  const drawAll = () => Promise.all(ids.map(draw));
-  const drawFigure = (figure) => ids.filter((id) => id.startsWith(`${figure}-`)).forEach(draw);
-  const resized = new ResizeObserver((entries) => {
-    for (const { target } of entries) {
-      if (target.clientWidth && target.clientWidth !== target.layout?.width) draw(target.id);
-    }
-  });
-
-  for (const part of document.querySelectorAll("details.more")) {
-    const inside = [...part.querySelectorAll(".plot")].map((plot) => plot.id);
-    part.addEventListener("toggle", () => inside.forEach(draw));
-  }
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const plots = (root) => all(".plotly-graph-div", root);
 
   // Legends: each button shows or hides a method in all panels of its figure.
-  const switchTo = (button, show) => {
-    const { figure, group } = button.dataset;
-    const off = (hidden[figure] = hidden[figure] || new Set());
-    if (show) off.delete(group);
-    else off.add(group);
-    button.setAttribute("aria-pressed", String(show));
+  const show = (figure, group, on) => {
+    for (const plot of plots(document.getElementById(figure))) {
+      const at = plot.data.flatMap((trace, i) => (trace.meta === group ? [i] : []));
+      if (at.length) Plotly.restyle(plot, { visible: on }, at);
+    }
   };
-  for (const button of document.querySelectorAll("button.key")) {
-    const pressed = () => button.getAttribute("aria-pressed") === "true";
-    switchTo(button, pressed());
-    button.addEventListener("click", () => {
-      switchTo(button, !pressed());
-      drawFigure(button.dataset.figure);
-    });
+  const press = (button, on) => {
+    button.setAttribute("aria-pressed", String(on));
+    show(button.dataset.figure, button.dataset.group, on);
+  };
+  for (const button of all("button.key")) {
+    button.addEventListener("click", () => press(button, button.ariaPressed !== "true"));
   }
-  for (const button of document.querySelectorAll("button.every")) {
-    const { figure, off, less } = button.dataset;
+  for (const button of all("button.every")) {
     const more = button.textContent;
     const legend = button.closest("ul");
     button.addEventListener("click", () => {
       const open = legend.classList.toggle("open");
       button.setAttribute("aria-expanded", String(open));
-      button.textContent = open ? less : more;
-      if (off !== "1") return;
-      for (const key of legend.querySelectorAll(".rest button")) switchTo(key, open);
-      drawFigure(figure);
+      button.textContent = open ? button.dataset.less : more;
+      for (const key of all(".rest button", legend)) press(key, open);
     });
   }
 
-  // One run in detail: selected in the list, on the frontier or by its name in the results ----
-
+  // One run in detail: its plots are drawn when it is selected.
   const picker = document.getElementById("pick");
   const select = (group) => {
-    selected = group;
     picker.value = group;
-    for (const part of document.querySelectorAll("div.run")) {
-      const show = part.id === `run-${group}`;
-      if (!show && !part.hidden) part.querySelectorAll(".plot").forEach((p) => Plotly.purge(p));
-      part.hidden = !show;
-    }
-    drawFigure(`run-${group}`);
-    drawFigure("frontier");
+    const view = document.getElementById("run-view");
+    plots(view).forEach((plot) => Plotly.purge(plot));
+    view.replaceChildren(document.getElementById(`run-${group}`).content.cloneNode(true));
   };
   const say = (group) => {
+    if (!document.getElementById(`run-${group}`)) return;
     select(group);
     const name = picker.selectedOptions[0].textContent;
-    document.getElementById("picked").textContent = `${name} is shown below the frontier`;
-  };
-  const listen = (place) => {
-    place.on("plotly_click", ({ points }) => say(points[0].data.meta));
-    const cursor = (name) => () => {
-      for (const layer of place.querySelectorAll(".nsewdrag")) layer.style.cursor = name;
-    };
-    place.on("plotly_hover", cursor("pointer"));
-    place.on("plotly_unhover", cursor(""));
+    document.getElementById("picked").textContent = `${name} is shown in detail`;
   };
   if (picker) {
-    selected = picker.value;
+    select(picker.value);
     picker.addEventListener("change", () => say(picker.value));
-    for (const link of document.querySelectorAll("a[data-run]")) {
+    for (const link of all("a[data-run]")) {
       link.addEventListener("click", () => say(link.dataset.run));
+    }
+    for (const plot of all("#frontier .plotly-graph-div")) {
+      plot.on("plotly_click", ({ points }) => say(points[0].data.meta));
     }
   }
 
-  // Tables ------------------------------------------------------------------------------------
+  // Differences: every method less a chosen one.
+  const reference = document.getElementById("reference");
+  const minus = (text) => text.replace("-", "−");
+  const number = (x, sign = false) => {
+    const text = Math.abs(x).toFixed(3);
+    if (Number(text) === 0) return text;
+    return x < 0 ? `−${text}` : sign ? `+${text}` : text;
+  };
+  const words = { 1: "better", 2: "better†", "-1": "worse", "-2": "worse†" };
+  if (reference) {
+    const data = JSON.parse(document.getElementById("differences-data").textContent);
+    const table = document.getElementById("differences-table");
+    reference.addEventListener("change", () => {
+      const less = data[reference.value];
+      for (const row of table.tBodies[0].rows) {
+        less[row.dataset.group].forEach((entry, i) => {
+          const cell = row.cells[i + 1];
+          cell.dataset.v = entry ? entry[0] : "";
+          cell.title = entry && entry[4] ? "one seed" : "";
+          cell.textContent = entry
+            ? `${number(entry[0], true)} [${number(entry[1])}, ${number(entry[2])}]` : "–";
+          if (!entry || !entry[3]) return;
+          const mark = document.createElement("span");
+          mark.textContent = words[entry[3]];
+          mark.className = `mark ${mark.textContent.replace("†", "")}`;
+          cell.append(" ", mark);
+        });
+      }
+      [...table.tFoot.rows[0].cells].slice(1).forEach((cell, i) => {
+        const widths = Object.values(less).filter((e) => e[i]).map((e) => (e[i][2] - e[i][1]) / 2);
+        widths.sort((a, b) => a - b);
+        const middle = (widths[(widths.length - 1) >> 1] + widths[widths.length >> 1]) / 2;
+        cell.textContent = widths.length ? `±${minus(middle.toFixed(3))}` : "–";
+      });
+    });
+  }
 
+  // Tables: numbers sort by size, words by letters; what was not measured stays last either way.
   const value = (cell) => {
     const raw = cell.dataset.v;
     return raw === "" || Number.isNaN(Number(raw)) ? raw : Number(raw);
   };
-
-  // Numbers by size, words by letters; what was not measured stays last either way.
   const compare = (a, b, sign) => {
     if (a === "" || b === "") return (a === "") - (b === "");
     if (typeof a === "number" && typeof b === "number") return sign * (a - b);
     return sign * String(a).localeCompare(String(b), undefined, { numeric: true });
   };
-
   const next = { none: "ascending", ascending: "descending", descending: "none" };
-  for (const table of document.querySelectorAll("div.table table")) {
+  for (const table of all("div.table table")) {
     const body = table.tBodies[0];
     const original = [...body.rows];
     const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
@@ -161,8 +124,7 @@
   const tsv = (table) => {
     const head = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
     const bands = table.tHead.rows.length > 1
-      ? [...table.tHead.rows[0].cells].flatMap((cell) => Array(cell.colSpan).fill(cell.textContent))
-      : [];
+      ? [...table.tHead.rows[0].cells].flatMap((c) => Array(c.colSpan).fill(c.textContent)) : [];
     const rows = [...table.tBodies[0].rows];
     const spread = head.map((_, i) => rows.some((row) => row.cells[i].dataset.sd !== undefined));
     const names = head.map((cell, i) => [bands[i], cell.textContent].filter(Boolean).join(" "));
@@ -177,50 +139,17 @@
       )),
     ].join("\n");
   };
-
-  const copy = async (text) => {
-    try {
-      await navigator.clipboard.writeText(text);
-      return true;
-    } catch {
-      const area = document.createElement("textarea");
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      const done = document.execCommand("copy");
-      area.remove();
-      return done;
-    }
-  };
-
-  for (const button of document.querySelectorAll("button.copy")) {
+  for (const button of all("button.copy")) {
     button.addEventListener("click", async () => {
       const table = document.getElementById(button.getAttribute("aria-controls"));
-      const done = await copy(tsv(table));
-      button.focus();
-      button.nextElementSibling.textContent = done
-        ? `${table.tBodies[0].rows.length} rows copied`
-        : "The browser refused; select the table by hand";
+      const status = button.nextElementSibling;
+      try {
+        await navigator.clipboard.writeText(tsv(table));
+        status.textContent = `${table.tBodies[0].rows.length} rows copied`;
+      } catch {
+        status.textContent = "The browser refused; select the table by hand";
+      }
     });
   }
-
-  // Theme and print ---------------------------------------------------------------------------
-
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  window.addEventListener("beforeprint", () => {
-    root.dataset.theme = "light";
-    root.classList.add("printing");
-    drawAll();
-  });
-  window.addEventListener("afterprint", () => {
-    delete root.dataset.theme;
-    root.classList.remove("printing");
-    drawAll();
-  });
-
-  drawAll().then((drawn) => {
-    for (const id of ids) resized.observe(document.getElementById(id));
-    if (picker) document.querySelectorAll("#frontier .plot").forEach(listen);
-    root.dataset.drawn = String(drawn.filter(Boolean).length);
-  });
+  document.documentElement.dataset.drawn = String(plots(document).length);
 })();

@@ -72,8 +72,7 @@ Setting = tuple[str, int | None, float | None, float | None, str]
 class Group:
     """All seeds of one method under one setting.
 
-    ``differences``: 95 % bootstrap interval (low, high) of another setting's number less this one's
-    on the same samples of one seed, by that setting and metric.
+    ``key`` is what the page calls the group, ``look`` how it is drawn.
     """
 
     method: str
@@ -86,12 +85,16 @@ class Group:
     key: str
     look: naming.Look
     variant: str = ""
-    differences: dict[tuple[Setting, str], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def setting(self) -> Setting:
         """What the rows have in common."""
         return self.method, self.members, self.tau, self.weight, self.variant
+
+    def text(self, *path: str) -> str:
+        """The text at ``path`` of its first row, "" where there is none."""
+        value = dig(next(iter(self.rows.values()), {}), *path)
+        return value if isinstance(value, str) else ""
 
     def stat(self, *path: str) -> Stat:
         """The value at ``path`` in each seed's row, where it was measured."""
@@ -155,7 +158,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """The groups of a run and the ones the verdict is about."""
+    """The groups of a run, the ones its summary is about, and their paired differences.
+
+    ``differences`` holds those of ``metrics.json`` by the names of both sides.
+    """
 
     metrics: Mapping[str, Any]
     groups: tuple[Group, ...]
@@ -165,7 +171,8 @@ class Study:
     single: Group | None
     deep: Group | None
     split: str
-    left_out: int = field(default=0)
+    left_out: int = 0
+    differences: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def seeds(self) -> list[Seed]:
@@ -200,25 +207,24 @@ class Study:
         """The σN-Ens groups, by τ; variants of the training are not among them."""
         return [g for g in self.groups if g.method == "sigmanens" and not g.variant]
 
-    def dominated(self, group: Group) -> bool:
-        """Whether another σN-Ens is as good in accuracy and scaled NLL, and better in one of them.
-
-        By means over seeds.
-        """
-
-        def place(other: Group) -> tuple[float, float] | None:
-            accuracy, nll = (other.stat(k).mean for k in ("accuracy", "nll_calibrated"))
-            return None if accuracy is None or nll is None else (-accuracy, nll)
-
-        mine = place(group)
-        if mine is None or group not in self.sigma:
-            return False
-        others = [p for g in self.sigma if g is not group and (p := place(g)) is not None]
-        return any(p[0] <= mine[0] and p[1] <= mine[1] and p != mine for p in others)
-
     def was_chosen(self, group: Group) -> bool:
         """Whether ``group`` won a choice among several σN-Ens."""
         return group is self.chosen and len(self.sigma) > 1
+
+    @property
+    def reference(self) -> Group | None:
+        """One network, against which the page compares first.
+
+        A network trained as long with heads like the members' stands before one with another head,
+        and a trained one before the network as it was loaded, where that has no trained head.
+        """
+        alone = [g for g in self.groups if g.method in ("single", "single_finetuned")]
+        head = self.chosen and self.chosen.text("head")
+        if head == "fresh":
+            alone.sort(key=lambda g: g.text("head") != "fresh")
+        elif not any(g.method == "single" and not g.variant for g in alone):
+            alone.sort(key=lambda g: bool(g.variant))
+        return alone[0] if alone else self.scaled_single
 
     @property
     def scaled_single(self) -> Group | None:

@@ -9,7 +9,7 @@ from typing import Any
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
 
-__all__ = ["Cell", "Table", "bounded", "choice", "failures", "ood", "paired", "results", "seeds"]
+__all__ = ["Cell", "Table", "bounded", "choice", "failures", "ood", "results", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,10 @@ def results(study: Study, linked: bool = False) -> Table:
             Cell(f"{multiple} ×" if multiple else "–", float(multiple) if multiple else None),
         ]
         run = group.key if linked else ""
+        mark = "chosen" if study.was_chosen(group) else ""
         rows.append(
             [
-                Cell.of(group.label, group=group, mark=_mark(study, group), run=run),
+                Cell.of(group.label, group=group, mark=mark, run=run),
                 *(cost if priced else ()),
                 *(Cell.of(group.stat(*path), digits) for _, path, digits, _ in columns),
                 Cell(str(len(group.rows)), float(len(group.rows))),
@@ -117,12 +118,6 @@ def results(study: Study, linked: bool = False) -> Table:
             **{column[0]: column[3] for column in columns},
         },
     )
-
-
-def _mark(study: Study, group: Group) -> str:
-    if study.was_chosen(group):
-        return "chosen"
-    return "dominated" if study.dominated(group) else ""
 
 
 def seeds(study: Study) -> Table:
@@ -183,56 +178,6 @@ def choice(study: Study) -> Table | None:
             for group in study.sigma
         ],
     )
-
-
-_PAIRED = {
-    "nll": ("NLL", "ours less theirs in nats, below 0 where ours is better; 95 % interval"),
-    "nll_calibrated": ("NLL scaled", "the same, each with its fitted temperature"),
-    "nll_corrupted": ("NLL corrupted", "under corruption, over all kinds and severities"),
-    "nll_calibrated_corrupted": (
-        "NLL scaled, corrupted",
-        "the same, each with the temperature that was fitted on clean data",
-    ),
-}
-"""Heading and meaning of each difference."""
-
-
-def paired(study: Study) -> Table | None:
-    """Differences from the chosen σN-Ens on the same examples, with their intervals."""
-    found = study.metrics.get("paired")
-    if study.chosen is None or not isinstance(found, Sequence) or not found:
-        return None
-    by_group: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for pair in found:
-        setting = (pair["against"], pair["members"], pair["tau"], pair["weight"])
-        by_group.setdefault((*setting, pair.get("variant") or ""), {})[pair["metric"]] = pair
-    shown = [key for key in _PAIRED if any(key in pairs for pairs in by_group.values())]
-    rows = []
-    for group in study.groups:
-        mine = (group.method, group.members, group.tau, group.weight, group.variant)
-        pairs = by_group.get(mine)
-        if pairs:
-            first = next(iter(pairs.values()))
-            cells = [_difference(pairs.get(key)) for key in shown]
-            seeds_of = Cell(str(first["seeds"]), float(first["seeds"]))
-            rows.append([Cell.of(group.label, group=group), *cells, seeds_of])
-    if not rows:
-        return None
-    return Table(
-        f"{study.chosen.label} less each other method, on the same examples",
-        ["against", *(_PAIRED[key][0] for key in shown), "seeds"],
-        rows,
-        meaning=dict(_PAIRED[key] for key in shown),
-    )
-
-
-def _difference(pair: Mapping[str, Any] | None) -> Cell:
-    if pair is None:
-        return Cell.of(None)
-    value, low, high = (naming.number(finite(pair[k]), 4) for k in ("value", "low", "high"))
-    seen = pair["low"] > 0 or pair["high"] < 0
-    mark = "" if not seen else "better" if pair["high"] < 0 else "worse"
-    return Cell(f"{value} [{low}, {high}]", finite(pair["value"]), mark=mark)
 
 
 def failures(study: Study) -> Table | None:

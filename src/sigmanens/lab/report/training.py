@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.plot import Figure, Panel, axis, colour, hover, layout, others
+from sigmanens.lab.report.plot import Figure, Panel, axis, colour, hover, layout, line
 from sigmanens.lab.report.study import Group, Study, dig, finite
 from sigmanens.lab.report.tables import Cell, Table
 
@@ -32,7 +32,6 @@ def training(study: Study) -> Figure | None:
     if not panels:
         return None
     measured = [c for c in _CURVES if any(_known(epochs, c[0]) for _, epochs in curves)]
-    rest = others([group for group, _ in curves], study.main)
     return Figure(
         key="training",
         title="While training",
@@ -40,10 +39,9 @@ def training(study: Study) -> Figure | None:
             "One seed. A cosine that falls in the first epochs says that the members divided the "
             "channels before the backbone had learned; a cosine near 1 that they are one model."
         ),
-        summary=_said([curve for curve in curves if curve[0].key not in rest]),
         panels=panels,
         legend=[group for group, _ in curves],
-        rest=rest,
+        main=study.main,
         table=Table(
             "First and last epoch",
             ["method", "epochs", *(f"{name}, {end}" for _, name, _ in measured for end in _ENDS)],
@@ -120,26 +118,6 @@ def _known(epochs: Epochs, key: str) -> bool:
 def _line(group: Group, epochs: Epochs, key: str, name: str) -> dict[str, Any]:
     points = [(_number(epoch, "epoch"), _number(epoch, key)) for epoch in epochs]
     known = [(x, y) for x, y in points if x is not None and y is not None]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [x for x, _ in known],
-        "y": [y for _, y in known],
-        "line": {"color": colour(group), "width": 1.8, "dash": group.look.dash},
-        "meta": group.key,
-        "hoverinfo": "text",
-        "hovertext": [
-            hover(group.label, f"epoch {x:g}", f"{name} {naming.number(y)}") for x, y in known
-        ],
-    }
-
-
-def _said(curves: list[tuple[Group, Epochs]]) -> str:
-    parts = []
-    for group, epochs in curves:
-        first, last = (_number(epochs[i], "cosine") for i in (0, -1))
-        if first is not None and last is not None:
-            parts.append(f"{naming.number(first, 2)} to {naming.number(last, 2)} at {group.label}")
-    if not parts:
-        return "The members' loss over the epochs."
-    return f"Cosine of the members' scales after the first and the last epoch: {', '.join(parts)}."
+    texts = [hover(group.label, f"epoch {x:g}", f"{name} {naming.number(y)}") for x, y in known]
+    look = (colour(group), group.look.dash)
+    return line([x for x, _ in known], [y for _, y in known], look, texts, meta=group.key)

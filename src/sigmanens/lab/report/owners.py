@@ -1,4 +1,4 @@
-"""Owners of a channel, layer by layer: where in the network the members went apart."""
+"""Owners of a channel: how many members share it, in all and layer by layer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,75 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.plot import INK, Panel, axis, hover, layout, plain
+from sigmanens.lab.report.plot import INK, Figure, Panel, axis, colour, hover, layout, plain
 from sigmanens.lab.report.study import Group, Study, dig, finite
 from sigmanens.lab.report.tables import Cell, Table
 
-__all__ = ["layer_counts", "layer_panel", "layer_table"]
+__all__ = ["layer_counts", "layer_panel", "layer_table", "owners"]
 
 _SPELT = 24
 """Number of layers up to which the cells of the heat map hold their numbers."""
 _NAME = 24
 """Characters of a layer's name that fit beside the heat map; its end tells more than its start."""
+
+
+def owners(study: Study) -> Figure | None:
+    """How many members own a channel, for every method that was measured."""
+    found = [(group, share) for group in study.groups if (share := group.owners) is not None]
+    if not found:
+        return None
+    shown = [pair for pair in found if pair[0] in study.main] or found
+    ceiling = min(1.0, max(max(share.values()) for _, share in shown) * 1.18)
+    means = {group.key: sum(k * part for k, part in share.items()) for group, share in shown}
+    panels = []
+    for group, share in shown:
+        trace = {
+            "type": "bar",
+            "x": list(share),
+            "y": list(share.values()),
+            "text": [naming.number(part, 2) if part else "" for part in share.values()],
+            "textposition": "outside",
+            "textfont": {"size": 11, "color": INK},
+            "cliponaxis": False,
+            "marker": {"color": colour(group)},
+            "hoverinfo": "text",
+            "hovertext": [
+                hover(group.label, f"{k} owners: {naming.number(part)} of the channels")
+                for k, part in share.items()
+            ],
+        }
+        panels.append(
+            Panel(
+                title=f"mean {naming.number(means[group.key], 2)}",
+                group=group,
+                traces=[trace],
+                layout=layout(
+                    axis("owners of a channel", tickvals=list(share), gridcolor="rgba(0,0,0,0)"),
+                    axis("share of channels", range=[0, ceiling]),
+                    bargap=0.15,
+                ),
+                height=230,
+            )
+        )
+    return Figure(
+        key="owners",
+        title="Owners per channel",
+        caption=(
+            "A member owns a channel when its scale σ(γ) exceeds one half. A small τ gives "
+            "channels to few members, a large τ lets more of them share. Pooled over seeds."
+        ),
+        panels=panels,
+        panel_width=210,
+        table=Table(
+            "Share of channels with k owners",
+            ["method", "k", "share"],
+            [
+                [Cell.of(group.label), Cell.of(k, 0), Cell.of(part)]
+                for group, share in found
+                for k, part in share.items()
+            ],
+        ),
+    )
 
 
 def layer_counts(group: Group) -> dict[str, list[float]]:
@@ -51,7 +110,7 @@ def layer_panel(group: Group) -> Panel | None:
         "zmax": 1,
         "xgap": 1,
         "ygap": 1,
-        "colorscale": [[0, "var(--heat-0)"], [1, "var(--heat-1)"]],
+        "colorscale": [[0, "#f1f3f3"], [1, "#4fb8a3"]],
         "showscale": False,
         "hoverinfo": "text",
         "hovertext": [

@@ -1,4 +1,4 @@
-"""Corruptions kind by kind: tables over all methods, and the curves of one run."""
+"""Under corruption: every method against severity, kind by kind, and the curves of one run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,84 @@ from typing import Any
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
-from sigmanens.lab.report.plot import INK, Key, Panel, axis, hover, layout, series
-from sigmanens.lab.report.study import Group, Stat, Study
-from sigmanens.lab.report.tables import Cell, Table
+from sigmanens.lab.report.plot import INK, Figure, Key, Panel, axis, colour, hover, layout, line
+from sigmanens.lab.report.plot import series as look_of
+from sigmanens.lab.report.study import Group, Stat, Study, dig
+from sigmanens.lab.report.tables import Cell, Table, bounded
 
-__all__ = ["MEASURED", "curve_panels", "kind_stat", "kind_table"]
+__all__ = ["MEASURED", "curve_panels", "kind_stat", "kind_table", "severity"]
 
 MEASURED = ("ece", "accuracy", "nll")
 """What is shown under corruption, first the paper's own question."""
 
 
+def severity(study: Study) -> Figure | None:
+    """ECE, accuracy and NLL of every method against the severity of the corruption."""
+    levels = ["0", *study.severities]
+    shown = [g for g in study.groups if any(g.corruption(s, "ece").by_seed for s in levels[1:])]
+    if not shown:
+        return None
+    keys = [k for k in MEASURED if shown[0].corruption(levels[-1], k).by_seed]
+    kinds = [naming.words(kind) for kind in study.kinds]
+    over = "the examples of all kinds together, which are" if study.pooled else "the mean over"
+    what = kinds[0] if len(kinds) == 1 else f"{over} {', '.join(kinds)}"
+    return Figure(
+        key="severity",
+        title="Under corruption",
+        caption=f"Corruption: {what}. Severity 0 is the clean {study.split} data. Means over "
+        "seeds; hover for the spread.",
+        panels=[_severity(study, shown, levels, key) for key in keys],
+        legend=shown,
+        main=study.main,
+        table=Table(
+            "Numbers under corruption",
+            ["method", "severity", *(METRICS[key].name for key in keys)],
+            [
+                [
+                    Cell.of(group.label, group=group),
+                    Cell.of(int(level), 0),
+                    *(_corrupted(group, level, key) for key in keys),
+                ]
+                for group in shown
+                for level in levels
+            ],
+        ),
+    )
+
+
+def _severity(study: Study, shown: list[Group], levels: list[str], key: str) -> Panel:
+    name = METRICS[key].name
+    traces = []
+    for group in shown:
+        points = [(level, group.corruption(level, key)) for level in levels]
+        width = 3.5 if group is study.chosen else 1.8
+        trace = _curve(group.label, key, points, (colour(group), group.look.dash), width)
+        marker = {"symbol": group.look.symbol, "size": 7}
+        traces.append(trace | {"mode": "lines+markers", "marker": marker, "meta": group.key})
+    return Panel(
+        title=f"{name[:1].upper()}{name[1:]} ({METRICS[key].better} is better)",
+        traces=traces,
+        layout=layout(
+            axis("severity", tickvals=[int(s) for s in levels]),
+            axis(name, rangemode="normal" if key == "accuracy" else "tozero"),
+        ),
+    )
+
+
+def _corrupted(group: Group, level: str, key: str) -> Cell:
+    """The spread over seeds, or the interval of a single one where it was measured."""
+    stat = group.corruption(level, key)
+    if len(group.rows) > 1:
+        return Cell.of(stat)
+    within = ("intervals", key) if level == "0" else ("corruption_pooled", level, "intervals", key)
+    return bounded(stat.mean, dig(next(iter(group.rows.values())), *within))
+
+
 def kind_stat(group: Group, kind: str, severities: list[str], metric: str) -> Stat:
     """The mean over ``severities`` of ``metric`` under one kind of corruption, per seed."""
     found: dict[Any, list[float]] = {}
-    for severity in severities:
-        for seed, value in group.stat("corruption", kind, severity, metric).by_seed.items():
+    for level in severities:
+        for seed, value in group.stat("corruption", kind, level, metric).by_seed.items():
             found.setdefault(seed, []).append(value)
     return Stat({s: fmean(v) for s, v in found.items() if len(v) == len(severities)})
 
@@ -87,18 +150,18 @@ def curve_panels(study: Study, group: Group) -> list[Panel]:
         return []
     panels = []
     for metric in MEASURED[:2]:
-        lines = []
-        keys = []
+        lines, keys = [], []
         for i, kind in enumerate(kinds):
             stats = [(level, group.stat("corruption", kind, level, metric)) for level in levels]
-            line = _line(naming.words(kind), metric, [("0", group.stat(metric)), *stats], series(i))
-            if len(line["x"]) > 1:
-                lines.append(line)
-                keys.append(Key(naming.words(kind), *series(i)))
+            points = [("0", group.stat(metric)), *stats]
+            curve = _curve(naming.words(kind), metric, points, look_of(i))
+            if len(curve["x"]) > 1:
+                lines.append(curve)
+                keys.append(Key(naming.words(kind), *look_of(i)))
         if len(lines) > 1:
             means = [(level, group.corruption(level, metric)) for level in ["0", *levels]]
             over = "all together" if study.pooled else "mean"
-            lines.append(_line(over, metric, means, (INK, "solid"), width=3.5))
+            lines.append(_curve(over, metric, means, (INK, "solid"), width=3.5))
             keys.insert(0, Key(over, INK, "solid"))
         if lines:
             name = METRICS[metric].name
@@ -118,23 +181,13 @@ def curve_panels(study: Study, group: Group) -> list[Panel]:
     return panels
 
 
-def _line(
+def _curve(
     name: str,
     metric: str,
     points: list[tuple[str, Stat]],
     look: tuple[str, str],
     width: float = 1.8,
 ) -> dict[str, Any]:
-    known = [(level, stat) for level, stat in points if stat.mean is not None]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [int(level) for level, _ in known],
-        "y": [stat.mean for _, stat in known],
-        "line": {"color": look[0], "dash": look[1], "width": width},
-        "hoverinfo": "text",
-        "hovertext": [
-            hover(name, f"severity {level}", f"{METRICS[metric].name} {stat}")
-            for level, stat in known
-        ],
-    }
+    known = [(int(level), stat) for level, stat in points if stat.mean is not None]
+    texts = [hover(name, f"severity {x}", f"{METRICS[metric].name} {stat}") for x, stat in known]
+    return line([x for x, _ in known], [s.mean for _, s in known], look, texts, width=width)

@@ -1,0 +1,220 @@
+"""The paired difference of any two rows of a run: what every "better" and "worse" stands on.
+
+Two settings that share several seeds are compared over these (Student's t); two that share one, on
+its samples (bootstrap). See :mod:`sigmanens.evaluation.comparison`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigmanens.evaluation import apply_temperature, ece_interval, metrics
+from sigmanens.evaluation.comparison import (
+    Difference,
+    resampled_means,
+    sample_difference,
+    seed_difference,
+)
+
+__all__ = ["METRICS", "Load", "Samples", "differences", "setting_name", "value_of"]
+
+METRICS = (
+    "accuracy", "nll", "nll_calibrated", "brier", "ece", "ece_calibrated",
+    "nll_corrupted", "nll_calibrated_corrupted",
+)  # fmt: skip
+"""What is compared; "corrupted" is the mean over all kinds and severities."""
+_BINNED = ("ece", "ece_calibrated")
+_LEVEL = 0.95
+
+Row = Mapping[str, Any]
+Samples = Mapping[str, Tensor]
+"""Of one row: ``log_probs`` (n, C) of the averaged prediction, ``labels`` (n,), and where corrupted
+examples were measured ``nll_corrupted``, ``nll_calibrated_corrupted`` and ``corrupted_rows`` (m,).
+"""
+Load = Callable[[Row], Samples | None]
+"""From a row to its samples; None where they were not kept."""
+
+
+def setting_name(row: Row) -> str:
+    """What a row's setting is called in ``differences``: "sigmanens m4 tau0.5 weight0.01"."""
+    parts = [str(row["method"])]
+    for key, sign in (("members", "m"), ("tau", "tau"), ("weight", "weight")):
+        if isinstance(row.get(key), int | float):
+            parts.append(f"{sign}{row[key]:g}")
+    return " ".join([*parts, *([str(row["variant"])] if row.get("variant") else [])])
+
+
+def value_of(row: Row, metric: str) -> float | None:
+    """A row's number for a name of ``METRICS``; None where it was not measured."""
+    if metric.endswith("_corrupted"):
+        levels = row.get("corruption_pooled")
+        levels = levels.values() if isinstance(levels, Mapping) else ()
+        of = metric.removesuffix("_corrupted")
+        found = [_finite(level.get(of)) for level in levels if isinstance(level, Mapping)]
+        known = [value for value in found if value is not None]
+        return fmean(known) if known and len(known) == len(found) else None
+    return _finite(row.get(metric))
+
+
+def _finite(value: Any) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None
+
+
+def differences(
+    rows: Sequence[Row], load: Load, earlier: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Differences of any two settings of a run, a less b, with 95 % intervals.
+
+    Args:
+        rows: of ``metrics.json``.
+        load: gives the samples of a row, asked only where two settings share a single seed.
+        earlier: ``metrics.json`` of an earlier call: its differences stand in where samples are not
+            at hand, as long as both rows are what they were.
+
+    Returns:
+        one object for each pair: ``a`` and ``b`` (:func:`setting_name`), ``seeds`` they share, and
+        ``metrics``, by name ``value``, ``low``, ``high``, ``p``, ``n`` and ``basis`` of a
+        :class:`~sigmanens.evaluation.comparison.Difference`. The ``p`` of a calibration error of
+        one seed is null: its interval comes from two.
+    """
+    settings: dict[str, dict[Any, Row]] = {}
+    for row in rows:
+        settings.setdefault(setting_name(row), {})[row.get("seed")] = row
+    sampled: dict[Any, _Sampled] = {}
+    before = _unchanged(earlier, rows) if earlier else {}
+    found = []
+    for a, b in combinations(settings, 2):
+        shared = [seed for seed in settings[a] if seed in settings[b]]
+        compared: dict[str, Any] = {}
+        for metric in METRICS:
+            both = [
+                (seed, x, y)
+                for seed in shared
+                if (x := value_of(settings[a][seed], metric)) is not None
+                and (y := value_of(settings[b][seed], metric)) is not None
+            ]
+            gap: Difference | None = None
+            if len(both) > 1:
+                _, ours, theirs = zip(*both, strict=True)
+                gap = seed_difference(ours, theirs, _LEVEL)
+            elif both:
+                seed = both[0][0]
+                if seed not in sampled:
+                    of_seed = {name: by[seed] for name, by in settings.items() if seed in by}
+                    sampled[seed] = _Sampled(of_seed, load)
+                gap = sampled[seed].difference(metric, a, b)
+                if gap is None:
+                    kept = before.get((a, b), {}).get(metric)
+                    compared |= {metric: kept} if kept else {}
+            if gap is not None:
+                compared[metric] = _plain(gap)
+        if compared:
+            found.append({"a": a, "b": b, "seeds": len(shared), "metrics": compared})
+    return found
+
+
+def _plain(gap: Difference) -> dict[str, Any]:
+    """Its fields with six digits, as JSON has them."""
+    numbers = {k: getattr(gap, k) for k in ("value", "low", "high", "p")}
+    rounded = {k: None if math.isnan(x) else float(f"{x:.6g}") for k, x in numbers.items()}
+    return rounded | {"n": gap.n, "basis": gap.basis}
+
+
+class _Sampled:
+    """Rows of one seed on their samples; every metric is resampled once for all rows."""
+
+    def __init__(self, rows: Mapping[str, Row], load: Load) -> None:
+        self.rows = rows
+        self.samples = {name: s for name, row in rows.items() if (s := load(row)) is not None}
+        self._columns: dict[str, tuple[dict[str, int], Tensor, Tensor, int]] = {}
+        self._ends: dict[tuple[str, str], tuple[float, float, float, int]] = {}
+
+    def difference(self, metric: str, a: str, b: str) -> Difference | None:
+        """a less b; None where samples are missing or not the same ones."""
+        if a not in self.samples or b not in self.samples or not self._alike(metric, a, b):
+            return None
+        if metric in _BINNED:
+            x, low_a, high_a, n = self._inverted(metric, a)
+            y, low_b, high_b, _ = self._inverted(metric, b)
+            return Difference(x - y, low_a - high_b, high_a - low_b, math.nan, n, "samples", _LEVEL)
+        place, values, draws, n = self._resampled(metric, a)
+        if a not in place or b not in place:
+            return None
+        gap = float(values[place[a]] - values[place[b]])
+        return sample_difference(gap, draws[:, place[a]] - draws[:, place[b]], n, _LEVEL)
+
+    def _alike(self, metric: str, a: str, b: str) -> bool:
+        """Whether two rows were measured on the same samples."""
+        keys = ["labels", *(["corrupted_rows"] if metric.endswith("_corrupted") else [])]
+        first, second = self.samples[a], self.samples[b]
+        return all(k in first and k in second and torch.equal(first[k], second[k]) for k in keys)
+
+    def _resampled(self, metric: str, like: str) -> tuple[dict[str, int], Tensor, Tensor, int]:
+        """Place of each row, means (K,), their draws (R, K) and the number of examples."""
+        if metric not in self._columns:
+            names = [name for name in self.samples if self._alike(metric, name, like)]
+            values = torch.stack([self._values(metric, name) for name in names], 1)
+            groups = self.samples[like].get("corrupted_rows") if "corrupted" in metric else None
+            n = len(values) if groups is None else len(groups.unique())
+            place = {name: i for i, name in enumerate(names)}
+            self._columns[metric] = place, values.mean(0), resampled_means(values, groups), n
+        return self._columns[metric]
+
+    def _values(self, metric: str, name: str) -> Tensor:
+        """The metric of every sample."""
+        samples = self.samples[name]
+        if metric.endswith("_corrupted"):
+            return samples[metric].double()
+        log_probs = self._log_probs(metric, name)
+        measure = {
+            "accuracy": metrics.sample_accuracy,
+            "brier": metrics.sample_brier,
+        }.get(metric, metrics.sample_nll)
+        return measure(log_probs, samples["labels"]).double()
+
+    def _log_probs(self, metric: str, name: str) -> Tensor:
+        log_probs = self.samples[name]["log_probs"].double()
+        if metric.endswith("_calibrated"):
+            return apply_temperature(log_probs, self.rows[name]["temperature"])
+        return log_probs
+
+    def _inverted(self, metric: str, name: str) -> tuple[float, float, float, int]:
+        """A calibration error with an interval at half the miss, so that two give a difference."""
+        key = metric, name
+        if key not in self._ends:
+            labels = self.samples[name]["labels"]
+            log_probs = self._log_probs(metric, name)
+            found = ece_interval(log_probs, labels, level=(1 + _LEVEL) / 2)
+            self._ends[key] = found.value, found.low, found.high, found.n
+        return self._ends[key]
+
+
+def _unchanged(earlier: Mapping[str, Any], rows: Sequence[Row]) -> dict[Any, Mapping[str, Any]]:
+    """Differences of an earlier call whose rows are what they were, up to rounding."""
+
+    def nlls(of: Sequence[Row]) -> dict[str, dict[Any, float]]:
+        found: dict[str, dict[Any, float]] = {}
+        for row in of:
+            found.setdefault(setting_name(row), {})[row.get("seed")] = row["nll"]
+        return found
+
+    then, now = nlls(earlier.get("rows") or []), nlls(rows)
+    same = {
+        name
+        for name, by_seed in now.items()
+        if by_seed.keys() == then.get(name, {}).keys()
+        and all(math.isclose(v, then[name][s], rel_tol=1e-6) for s, v in by_seed.items())
+    }
+    return {
+        (pair["a"], pair["b"]): pair["metrics"]
+        for pair in earlier.get("differences") or []
+        if pair["a"] in same and pair["b"] in same
+    }
