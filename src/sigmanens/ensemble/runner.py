@@ -241,6 +241,8 @@ class Runner:
         )
 
     def _refuse_or_fall_back(self, problem: str) -> None:
+        if self._schedule == "sequential":
+            return
         if self._schedule != "auto":
             raise InputError(
                 f"schedule={self._schedule!r} folds members into the batch, which this network "

@@ -196,7 +196,7 @@ _DRAWS = (
 
 
 class _FixedDraws(TorchDispatchMode):
-    """Random numbers that do not depend on how many are drawn; permutations shift by one.
+    """Random numbers that do not depend on how many are drawn; permutations reverse.
 
     Args:
         low: which of two values; a network may draw whether it mixes samples.
@@ -248,7 +248,7 @@ class _FixedDraws(TorchDispatchMode):
             return result
         self.drawn = True
         if name.startswith("randperm"):
-            return result.copy_(torch.arange(len(result), device=result.device).roll(1))
+            return result.copy_(torch.arange(len(result), device=result.device).flip(0))
         return map_tensors(lambda t, _: self._fixed(t, name), result)
 
     def _fixed(self, t: Tensor, name: str) -> Tensor:
