@@ -25,20 +25,13 @@ from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
 __all__ = [
-    "CONFIG_VERSION",
-    "TASKS",
-    "ConversionConfig",
-    "LayerSelector",
-    "check_schedule",
-    "check_selector",
-    "check_task",
-    "matches",
-]
+    "ConversionConfig", "LayerSelector",
+    "check_schedule", "check_selector", "check_task", "matches",
+]  # fmt: skip
 
-CONFIG_VERSION = 1
-TASKS = ("multiclass", "multilabel", "regression")
-"""What the outputs of a network can be: logits of which one class is right, logits of labels that
-are present or not, or no logits at all."""
+_VERSION = 1
+_RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
+_TASKS = ("multiclass", "multilabel", "regression")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _ALLOWED = {
     "head": ("auto", *HEADS),
@@ -66,8 +59,8 @@ class ConversionConfig:
         train: "all", or "members" = only scales, shifts and members' heads require a gradient.
         batch_dims: batch dimension by input name or position (None: that input is not batched).
         schedule: members per pass: "auto", "folded" (all), "sequential" (one) or a number.
-        task: "multiclass", "multilabel" or "regression"; None where nobody has said, which is read
-            as multiclass.
+        task: "multiclass" (logits of which one class is right), "multilabel" (logits of labels that
+            are present or not) or "regression" (no logits). None is read as multiclass.
 
     Raises:
         InputError: for a value out of its range.
@@ -89,11 +82,10 @@ class ConversionConfig:
         if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
             raise InputError(f"members is {self.members!r}; expected an integer ≥ 1")
         for key, allowed in _ALLOWED.items():
-            if getattr(self, key) not in allowed:
-                raise InputError(
-                    f"{key} is {getattr(self, key)!r}; expected one of "
-                    f"{', '.join(map(repr, allowed))}"
-                )
+            value = getattr(self, key)
+            if value not in allowed:
+                choices = ", ".join(map(repr, allowed))
+                raise InputError(f"{key} is {value!r}; expected one of {choices}")
         if self.shift not in (None, True, False):
             raise InputError(f"shift is {self.shift!r}; expected True, False or None")
         if self.layers == "auto":
@@ -143,7 +135,7 @@ class ConversionConfig:
                 "of names, or the plan of the ensemble: ens.plan.to_dict()"
             )
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {"version": CONFIG_VERSION, **plain}
+        return {"version": _VERSION, **plain}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ConversionConfig:
@@ -156,18 +148,15 @@ class ConversionConfig:
         version = values.pop("version", 0)
         if version == 0:  # in checkpoints of formats 1 to 3
             values = {_RENAMED.get(k, k): v for k, v in values.items()}
-        elif version != CONFIG_VERSION:
+        elif version != _VERSION:
             raise InputError(
-                f"the conversion config has version {version!r}; expected {CONFIG_VERSION}. Use "
+                f"the conversion config has version {version!r}; expected {_VERSION}. Use "
                 "the sigmanens that wrote it, or a newer one"
             )
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise InputError(f"the conversion config has unknown keys: {', '.join(unknown)}")
         return cls(**values)
-
-
-_RENAMED = {"norms": "layers", "heads": "head_name"}
 
 
 def check_schedule(schedule: str | int, members: int) -> None:
@@ -183,9 +172,9 @@ def check_schedule(schedule: str | int, members: int) -> None:
 
 
 def check_task(task: str | None) -> None:
-    """Raise InputError unless the task is None or one of :data:`TASKS`."""
-    if task is not None and task not in TASKS:
-        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, TASKS))} or None")
+    """Raise InputError unless the task is None or one of multiclass, multilabel or regression."""
+    if task is not None and task not in _TASKS:
+        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, _TASKS))} or None")
 
 
 def check_selector(layers: LayerSelector) -> None:
@@ -195,15 +184,13 @@ def check_selector(layers: LayerSelector) -> None:
             re.compile(layers)
         except re.error as e:
             raise InputError(f"layers={layers!r} is no valid regular expression: {e}") from e
-    elif layers is not None and not callable(layers) and not _is_names(layers):
+        return
+    names = isinstance(layers, Sequence) and all(isinstance(n, str) for n in layers)
+    if layers is not None and not callable(layers) and not names:
         raise InputError(
             f"layers is {layers!r}; expected 'all', a regular expression, a list of dotted names, "
             "or a callable (name, module) -> bool"
         )
-
-
-def _is_names(layers: object) -> bool:
-    return isinstance(layers, Sequence) and all(isinstance(n, str) for n in layers)
 
 
 def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:

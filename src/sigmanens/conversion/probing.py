@@ -5,9 +5,7 @@ A module follows the protocol if, for every weight :math:`w` and bias :math:`b` 
 .. math:: y = \mathrm{tail}\bigl((w + o) \odot \mathrm{norm}(x) + b\bigr), \qquad o \in \{0, 1\},
 
 sample by sample, and alike in training and evaluation. ``tail`` is its submodules in their order.
-:func:`probe` runs a copy on random inputs with random weights. It finds the scaled dimensions,
-:math:`o` and the tail, or the reason why the module does not fit. The module, the random state and
-the rest of the network stay as they are.
+:func:`probe` runs a copy on random inputs with random weights.
 """
 
 from __future__ import annotations
@@ -32,6 +30,10 @@ _TOLERANCE = 1e-4
 _ROWS = 3
 _ROWS_DEPTH = 4
 _FREE = (5, 4, 3, 2)  # sizes for the dimensions that are not scaled
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+_OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
+
+_Affine = tuple[Tensor | float, Tensor | float]  # weight and bias
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,10 @@ class _Deviation(Exception):
 
 
 def probe(module: nn.Module) -> Protocol | str:
-    """Find out how a module computes.
+    """The protocol that a module follows, or the reason why it follows none, as a clause.
 
-    Args:
-        module: a norm with ``weight`` (*S) and maybe ``bias`` (*S), of any class and dtype. A
-            weight of None counts as 1 if the module has a ``normalized_shape``.
-
-    Returns:
-        the protocol that the module follows, or the reason why it follows none, as a clause:
-        "its bias has shape (3,) and its weight (4,)".
+    The module has ``weight`` (*S) and maybe ``bias`` (*S), of any dtype. A weight of None counts as
+    1 if there is a ``normalized_shape``. Module and random state stay as they are.
     """
     reason = _unfit(module)
     if reason:
@@ -88,9 +85,9 @@ def probe(module: nn.Module) -> Protocol | str:
                 best = max(best, deviation, key=lambda d: d.depth)
     if best.depth >= _ROWS_DEPTH:  # right for some inputs, wrong for others
         return str(best)
-    findings = set(fits.values())
     if any((rank, not last) in fits for rank, last in fits if rank > 2):
         return "it may scale the last dimension as well as dimension 1"
+    findings = set(fits.values())
     if len({f.channels_last for f in findings}) > 1:  # 2-D inputs do not tell the two apart
         findings = {f for (rank, _), f in fits.items() if rank > 2} or {
             f for f in findings if f.channels_last
@@ -103,8 +100,7 @@ def probe(module: nn.Module) -> Protocol | str:
 def settings(module: nn.Module) -> Hashable | None:
     """A key that is equal for norms that compute alike, so that one probe serves them all.
 
-    It holds the class, the plain attributes (eps, names of modes, …) and the shapes of weight and
-    bias. None for a module with buffers, submodules or other parameters: their values may matter.
+    None for a module with buffers, submodules or further parameters: their values may matter.
     """
     if module._buffers or module._modules or set(module._parameters) - {"weight", "bias"}:
         return None
@@ -122,9 +118,6 @@ def settings(module: nn.Module) -> Hashable | None:
     except TypeError:  # a list within a tuple, say
         return None
     return key
-
-
-_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
 
 
 def _unfit(module: nn.Module) -> str | None:
@@ -155,9 +148,6 @@ def _shape(module: nn.Module) -> tuple[int, ...] | None:
         return tuple(weight.shape) if weight.is_floating_point() and weight.dim() else None
     declared = getattr(module, "normalized_shape", None)
     return tuple(declared) if "weight" in module._parameters and declared else None
-
-
-_OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
 
 
 def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
@@ -208,8 +198,8 @@ class _Subject:
     def examine(self, shape: tuple[int, ...], last: bool) -> Protocol:
         """The protocol for inputs of one shape; raises _Deviation."""
         x = self._draw(shape) * 1.5 + 0.3
-        nothing = self.answer(0.0, 0.0, x)
-        normalised = self.answer(1.0, 0.0, x) - nothing
+        nothing = self.answer((0.0, 0.0), x)
+        normalised = self.answer((1.0, 0.0), x) - nothing
         size = float(normalised.abs().amax())
         if not 0 < size < float("inf"):
             raise _Deviation(1, "its weight does not act on its output")
@@ -220,40 +210,29 @@ class _Subject:
             offset = 1.0
         weight = self._draw(self.shape) * 3
         bias = self._draw(self.shape) if self.has_bias else torch.zeros_like(weight)
-        y = self.answer(weight, bias, x)
+        y = self.answer((weight, bias), x)
         expected = _along(weight + offset, y, last) * normalised + _along(bias, y, last)
         if not _close(y, expected, 3 * size):
             where = "last dimension" if last else "dimension 1"
             raise _Deviation(3, f"its output is not weight ⊙ norm(x) + bias along the {where}")
-        self._check_rows(x, y, weight, bias)
-        self._check_training(x, y, weight, bias)
-        self._check_tail(x, weight, bias)
+        self._check(x, y, (weight, bias))
         if self.affine_free and offset:
             raise _Deviation(7, "without a weight it answers otherwise than with a weight of 1")
         return Protocol(self.shape, last, 1.0 - offset, self.tail)
 
-    def answer(
-        self, weight: Tensor | float, bias: Tensor | float, x: Tensor, training: bool = False
-    ) -> Tensor:
+    def answer(self, affine: _Affine, x: Tensor, training: bool = False) -> Tensor:
         """Output of the module without its tail, of x's shape; raises _Deviation."""
-        y = self._run(self.bare, weight, bias, x, training)
+        y = self._run(self.bare, affine, x, training)
         if y.shape != x.shape:
             raise _Deviation(0, f"it answers {tuple(x.shape)} with shape {tuple(y.shape)}")
         return y
 
-    def _run(
-        self,
-        module: nn.Module,
-        weight: Tensor | float,
-        bias: Tensor | float,
-        x: Tensor,
-        training: bool,
-    ) -> Tensor:
+    def _run(self, module: nn.Module, affine: _Affine, x: Tensor, training: bool) -> Tensor:
         module.train(training)
         try:
-            module.weight.copy_(torch.as_tensor(weight))  # type: ignore[operator]
+            module.weight.copy_(torch.as_tensor(affine[0]))  # type: ignore[operator]
             if self.has_bias:
-                module.bias.copy_(torch.as_tensor(bias))  # type: ignore[operator]
+                module.bias.copy_(torch.as_tensor(affine[1]))  # type: ignore[operator]
             y = module(x.clone())
         except Exception as e:
             raise _Deviation(0, f"it fails on {x.dim()}-D inputs ({_first_line(e)})") from e
@@ -261,30 +240,24 @@ class _Subject:
             raise _Deviation(0, f"it answers with a {type(y).__name__}, not a tensor")
         return y.float()
 
-    def _check_rows(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+    def _check(self, x: Tensor, y: Tensor, affine: _Affine) -> None:
+        """Samples must not meet, training must change nothing, and the tail must come last."""
+        size = float(y.abs().amax())
         others = x.clone()
         others[1:] = self._draw(tuple(others[1:].shape)) * 4 - 2
-        for rows in (others, x[:1]):
-            if not _close(self.answer(weight, bias, rows)[:1], y[:1], float(y.abs().amax())):
-                raise _Deviation(
-                    _ROWS_DEPTH, "the output for a sample depends on the other samples"
-                )
-
-    def _check_training(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+        if not all(_close(self.answer(affine, r)[:1], y[:1], size) for r in (others, x[:1])):
+            raise _Deviation(_ROWS_DEPTH, "the output for a sample depends on the other samples")
         before = {n: b.clone() for n, b in self.bare.named_buffers()}
-        trained = self.answer(weight, bias, x, training=True)
-        if not _close(trained, y, float(y.abs().amax())):
+        if not _close(self.answer(affine, x, training=True), y, size):
             raise _Deviation(5, "it answers otherwise in training than in evaluation")
         for name, buffer in self.bare.named_buffers():
             if name not in ("weight", "bias") and not torch.equal(buffer, before[name]):
                 raise _Deviation(5, f"a training pass changes its buffer '{name}'")
-
-    def _check_tail(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         for training in (False, True):
             torch.manual_seed(0)  # the same dropout; the caller's state is put back by `probe`
-            whole = self._run(self.whole, weight, bias, x, training)
+            whole = self._run(self.whole, affine, x, training)
             torch.manual_seed(0)
-            y = self.answer(weight, bias, x, training)
+            y = self.answer(affine, x, training)
             for name in self.tail:
                 y = getattr(self.whole, name)(y)
             if whole.shape != y.shape or not _close(whole, y, float(y.abs().amax())):

@@ -1,8 +1,4 @@
-"""Leaving as one function: from the base's inputs to probabilities and their uncertainty.
-
-What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, traced by
-``torch.export`` in evaluation mode, for a batch of any size, with the stored temperature.
-"""
+"""What ``SigmaEnsemble.predict`` computes as one function, traced by ``torch.export``."""
 
 from __future__ import annotations
 
@@ -24,16 +20,7 @@ from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = [
-    "BATCH",
-    "OUTPUTS",
-    "ExportError",
-    "InferenceModule",
-    "Task",
-    "export_program",
-    "reason",
-    "tensors",
-]
+__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason", "tensors"]
 
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
@@ -44,13 +31,12 @@ def export_program(
 ) -> ExportedProgram:
     """Trace :meth:`~sigmanens.SigmaEnsemble.predict` with ``torch.export``.
 
-    The program takes the base's inputs, given as in the example (by position or by keyword), with
-    any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
-    ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
-    ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights, the example, the temperature and the task (softmax, or a sigmoid for
-    each label) of this moment; it does not look for NaN. Members share passes as
-    ``ensemble.schedule`` says: all in one unless it is changed.
+    The program takes the base's inputs as in the example, by position or by keyword. The batch size
+    B ≥ 1 is free; all other sizes are those of the example. It returns a dict of tensors: ``probs``
+    (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``, ``expected_entropy`` and
+    ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds a copy of the weights, the
+    example, the temperature and the task; it does not look for NaN. Members share passes as
+    ``ensemble.schedule`` says.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -69,13 +55,7 @@ def export_program(
 
 
 class InferenceModule(nn.Module):
-    """An ensemble's prediction as a module whose result is a dict of tensors.
-
-    Args:
-        ensemble: M members in evaluation mode; not copied.
-        members: use the first k.
-        class_dim: dimension of the classes in one member's logits.
-    """
+    """The prediction of an ensemble's first k members, in evaluation mode, as a dict of tensors."""
 
     def __init__(self, ensemble: SigmaEnsemble, members: int, class_dim: int = 1) -> None:
         super().__init__()
@@ -89,9 +69,8 @@ class InferenceModule(nn.Module):
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
         with self.ensemble.axis.choosing(start=0, stop=self.members):
             logits = logits_of(self.ensemble(*args, **kwargs))
-        prediction = Prediction.from_logits(
-            logits, self.temperature, self.class_dim, self.ensemble.task
-        )
+        task = self.ensemble.task
+        prediction = Prediction.from_logits(logits, self.temperature, self.class_dim, task)
         return {name: getattr(prediction, name) for name in OUTPUTS}
 
 
@@ -173,8 +152,7 @@ class Task:
             if path not in self.batched:
                 return x
             dim = self.batched[path]
-            index = torch.arange(rows, device=x.device) % x.shape[dim]
-            return x.index_select(dim, index)
+            return x.index_select(dim, torch.arange(rows, device=x.device) % x.shape[dim])
 
         return replace(self, tree=map_tensors(pick, self.tree))
 
@@ -183,23 +161,8 @@ class Task:
         path, dim = next(iter(self.batched.items()))
         return tensors(self.tree)[path].shape[dim]
 
-    def _dynamic_shapes(self) -> dict[str, Any]:
-        batch = Dim(BATCH, min=1)
-
-        def shape(_: Tensor, path: str) -> dict[int, Any]:
-            return {self.batched[path]: batch} if path in self.batched else {}
-
-        return {
-            name: map_tensors(shape, {key: value})[key] if tensors(value) else None
-            for name, (key, value) in zip(self.names, self.tree.items(), strict=True)
-        }
-
     def program(self) -> ExportedProgram:
-        """Trace the module.
-
-        Raises:
-            ExportError: if that fails.
-        """
+        """Trace the module; raises ExportError if that fails."""
         try:
             return self.trace()
         except Exception as e:
@@ -208,7 +171,15 @@ class Task:
     def trace(self) -> ExportedProgram:
         """Trace the module; raises what ``torch.export`` does."""
         args, kwargs = self.arguments()
-        shapes = self._dynamic_shapes()
+        batch = Dim(BATCH, min=1)
+
+        def shape(_: Tensor, path: str) -> dict[int, Any]:
+            return {self.batched[path]: batch} if path in self.batched else {}
+
+        shapes = {
+            name: map_tensors(shape, {key: value})[key] if tensors(value) else None
+            for name, (key, value) in zip(self.names, self.tree.items(), strict=True)
+        }
         module = _with_inputs(self.module, self.names)
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
@@ -264,16 +235,9 @@ def tensors(tree: Any) -> dict[str, Tensor]:
 def _input_names(network: nn.Module, tree: dict[str, Any]) -> list[str]:
     """Names of the inputs: keywords, and for positions what ``forward`` calls them."""
     parameters = inspect.signature(network.forward).parameters.values()
-    positional = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-
-    def name(key: str) -> str:
-        if not key.isdigit():
-            return key
-        return positional[int(key)] if int(key) < len(positional) else f"input_{key}"
-
-    return [name(key) for key in tree]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = {str(i): p.name for i, p in enumerate(parameters) if p.kind in kinds}
+    return [named.get(key, f"input_{key}" if key.isdigit() else key) for key in tree]
 
 
 def _with_inputs(module: nn.Module, names: list[str]) -> nn.Module:
