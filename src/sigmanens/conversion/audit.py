@@ -141,7 +141,6 @@ def audit(
     model: nn.Module,
     layers: LayerSelector,
     head_names: Sequence[str],
-    own_heads: bool,
     bypassed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
     """List every norm of a network with its rule. Nothing is changed.
@@ -149,8 +148,7 @@ def audit(
     Args:
         model: the base.
         layers: which norms to convert.
-        head_names: names of the heads.
-        own_heads: whether heads become one per member. The norms inside are copied with them.
+        head_names: heads that become one per member. The norms inside are copied with them.
         bypassed: norms whose weight the base uses elsewhere, and where. They are kept.
 
     Returns:
@@ -168,7 +166,7 @@ def audit(
     rules = rules_for(found)
     first: dict[int, str] = {}
     selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
-    heads = tuple(f"{h}." for h in head_names) if own_heads else ()
+    heads = tuple(f"{h}." for h in head_names)
     for name, module in found:
         rule = rules[name]
         action, channels = "kept", 0

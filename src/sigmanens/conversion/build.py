@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ def build(
             )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
-        audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+        audited = audit(model, plan.norms, plan.heads)
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
@@ -97,23 +97,24 @@ def build(
     forbid_fusing(network)
     if plan.train == "members":
         _train_members_only(network)
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
+    rule, chosen = paper_rule(network, norms)
     report = ConversionReport(
         model=kind.__name__,
         members=plan.members,
         norms=entries,
         init=plan.init,
         scale=plan.scale,
-        shift=_shift_word(network),
+        shift=_shift_word(norms.values()),
         head=plan.head,
         heads=plan.heads,
         schedule=plan.schedule,
         task=plan.task,
         base_parameters=base_parameters,
+        added_parameters=sum(p.numel() for p in network.parameters()) - base_parameters,
+        regularised=tuple(chosen),
+        regularised_rule=rule,
     )
-    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
-    report.regularised_rule, chosen = paper_rule(network, norms)
-    report.regularised = tuple(chosen)
-    report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
     if plan.train == "members" and plan.head == "shared":
         report.notes.append(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
@@ -243,9 +244,7 @@ def _train_members_only(network: nn.Module) -> None:
                 p.requires_grad_(p.is_floating_point())
 
 
-def _shift_word(network: nn.Module) -> str:
+def _shift_word(norms: Iterable[SigmaNorm]) -> str:
     words = {None: "none", True: "one per member", False: "the base's, shared"}
-    norms = [m for m in network.modules() if isinstance(m, SigmaNorm)]
-    return " / ".join(
-        sorted({words[None if m.shift is None else m.shift.requires_grad] for m in norms})
-    )
+    kinds = {None if m.shift is None else m.shift.requires_grad for m in norms}
+    return " / ".join(sorted(words[kind] for kind in kinds))

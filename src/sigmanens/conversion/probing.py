@@ -14,7 +14,6 @@ import copy
 import inspect
 import warnings
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
+from sigmanens.seeding import own_random_state, seed_device
 
 __all__ = ["Protocol", "probe", "settings"]
 
@@ -71,7 +71,14 @@ def probe(module: nn.Module) -> Protocol | str:
     if reason:
         return reason
     tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
-    with _undisturbed(tensors[0].device):
+    device = tensors[0].device
+    with (
+        torch.no_grad(),
+        own_random_state(device),
+        torch.autocast(device.type, enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         try:
             subject = _Subject(module)
         except Exception as e:
@@ -159,20 +166,6 @@ def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
         yield (_ROWS, *scaled, *free[:count]), False
 
 
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast, no warnings, and the random state as before."""
-    cards = [device] if device.type == "cuda" else []
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=cards),
-        torch.autocast(device.type, enabled=False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
 class _Subject:
     """Two copies of a module in float32: the whole, and one without its submodules."""
 
@@ -254,9 +247,9 @@ class _Subject:
             if name not in ("weight", "bias") and not torch.equal(buffer, before[name]):
                 raise _Deviation(5, f"a training pass changes its buffer '{name}'")
         for training in (False, True):
-            torch.manual_seed(0)  # the same dropout; the caller's state is put back by `probe`
+            seed_device(self.device, 0)  # the same dropout; `probe` puts the random state back
             whole = self._run(self.whole, affine, x, training)
-            torch.manual_seed(0)
+            seed_device(self.device, 0)
             y = self.answer(affine, x, training)
             for name in self.tail:
                 y = getattr(self.whole, name)(y)

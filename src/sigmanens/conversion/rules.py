@@ -115,8 +115,7 @@ def _activated(
 ) -> NormRule:
     """The rule for a norm of timm's that drops out and activates what it has normalised."""
     tail = ("drop", "act")
-    kept = None if keep is None else partial(keep, tail=tail)
-    return NormRule(partial(build, tail=tail), shape, kept)
+    return NormRule(partial(build, tail=tail), shape, keep and partial(keep, tail=tail))
 
 
 _RULES: dict[type[nn.Module] | str, Rule] = {
@@ -194,9 +193,7 @@ def register_norm(
     if channels not in ("last", "first"):
         raise InputError(f"channels is {channels!r}; expected 'last' or 'first'")
 
-    def wrap(source: nn.Module, axis: MemberAxis, affine: Affine) -> SigmaNorm:
-        return SigmaWrappedNorm(source, axis, affine, channels_last=channels == "last")
-
+    wrap = partial(SigmaWrappedNorm, channels_last=channels == "last")
     _RULES[cls] = NormRule(build or wrap, shape or _of_weight)
 
 

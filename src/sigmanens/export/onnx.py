@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
-from sigmanens.export.program import BATCH, OUTPUTS, Task, reason, tensors
+from sigmanens.export.program import BATCH, OUTPUTS, Task, reason
 
 __all__ = ["export_onnx"]
 
@@ -101,15 +101,16 @@ def _refuse_half(ensemble: SigmaEnsemble) -> None:
 
 def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str] | None) -> Any:
     """torch's ONNX program, with its inputs, outputs and the batch dimension named."""
-    roots = dict(zip(task.tree, task.names, strict=True))
+    inputs = task.inputs
+    roots = dict(zip(inputs.tree, task.names, strict=True))
     names: list[str] = []
     axes: list[dict[int, str]] = []
-    for path in tensors(task.tree):
+    for path in inputs.tensors():
         root, dot, rest = path.partition(".")
         names.append((roots[root] + dot + rest).replace(".", "_"))
         # All inputs share the dimension: it is named at the first (naming it twice is warned of).
-        first = path in task.batched and not any(axes)
-        axes.append({task.batched[path]: BATCH} if first else {})
+        first = path in inputs.batched and not any(axes)
+        axes.append({inputs.batched[path]: BATCH} if first else {})
     converted = torch.onnx.export(
         program, dynamo=True, input_names=names, output_names=outputs, dynamic_shapes=axes,
         opset_version=opset, verbose=False,
@@ -141,14 +142,12 @@ def _verify(task: Task, path: Path) -> None:
         raise ExportError(
             f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
         ) from e
-    for rows in (1, task.size() + 1):
-        resized = task.resized(rows)
-        args, kwargs = resized.arguments()
+    for rows in (1, task.inputs.size + 1):
+        inputs = task.inputs.resized(rows)
         with torch.no_grad():
-            expected = task.module(*args, **kwargs)
-        values = tensors(resized.tree).values()
-        inputs = zip(session.get_inputs(), values, strict=True)
-        feeds = {node.name: value.numpy() for node, value in inputs}
+            expected = inputs.call(task.module)
+        pairs = zip(session.get_inputs(), inputs.tensors().values(), strict=True)
+        feeds = {node.name: value.numpy() for node, value in pairs}
         try:
             results = session.run(OUTPUTS, feeds)
         except Exception as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason", "tensors"]
+__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason"]
 
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
@@ -92,14 +92,12 @@ class Task:
 
     Attributes:
         module: a copy of the ensemble, in evaluation mode, with its batch dimensions declared.
-        tree: inputs by position or name, a batch of at least 2.
-        batched: batch dimension of every batched tensor in the tree, by path.
-        names: the name of every input of the tree, in order.
+        inputs: a batch of at least 2.
+        names: the name of every input, in order.
     """
 
     module: nn.Module
-    tree: dict[str, Any]
-    batched: dict[str, int]
+    inputs: Inputs
     names: list[str]
 
     @classmethod
@@ -131,35 +129,13 @@ class Task:
         twin.predict(given, members=members, class_dim=class_dim)
         if inputs.size == 1:  # which a trace would take for a constant
             inputs = inputs.expand(2)
-        tree, batched = dict(inputs.tree), dict(inputs.batched)
-        declared = {path: batched.get(path) for path in tensors(tree)}
+        declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
         copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
         copied.temperature = twin.temperature
         k = twin.num_members if members is None else members
-        names = _input_names(twin.network, tree)
-        return cls(InferenceModule(copied, k, class_dim), tree, batched, names)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword inputs."""
-        args = tuple(v for k, v in self.tree.items() if k.isdigit())
-        return args, {k: v for k, v in self.tree.items() if not k.isdigit()}
-
-    def resized(self, rows: int) -> Task:
-        """The same with a batch of ``rows``: those of the tree, over and over."""
-
-        def pick(x: Tensor, path: str) -> Tensor:
-            if path not in self.batched:
-                return x
-            dim = self.batched[path]
-            return x.index_select(dim, torch.arange(rows, device=x.device) % x.shape[dim])
-
-        return replace(self, tree=map_tensors(pick, self.tree))
-
-    def size(self) -> int:
-        """Rows of the batch in the tree."""
-        path, dim = next(iter(self.batched.items()))
-        return tensors(self.tree)[path].shape[dim]
+        names = _input_names(twin.network, inputs.tree)
+        return cls(InferenceModule(copied, k, class_dim), inputs, names)
 
     def program(self) -> ExportedProgram:
         """Trace the module; raises ExportError if that fails."""
@@ -170,21 +146,22 @@ class Task:
 
     def trace(self) -> ExportedProgram:
         """Trace the module; raises what ``torch.export`` does."""
-        args, kwargs = self.arguments()
-        batch = Dim(BATCH, min=1)
+        args, kwargs = self.inputs.arguments()
+        batch, batched = Dim(BATCH, min=1), self.inputs.batched
 
         def shape(_: Tensor, path: str) -> dict[int, Any]:
-            return {self.batched[path]: batch} if path in self.batched else {}
+            return {batched[path]: batch} if path in batched else {}
 
-        shapes = {
-            name: map_tensors(shape, {key: value})[key] if tensors(value) else None
-            for name, (key, value) in zip(self.names, self.tree.items(), strict=True)
-        }
+        tree = map_tensors(shape, dict(self.inputs.tree))
+        roots = {path.partition(".")[0] for path in self.inputs.tensors()}
+        shapes = {n: tree[k] if k in roots else None for n, k in zip(self.names, tree, strict=True)}
         module = _with_inputs(self.module, self.names)
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
             warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                module, tuple(args), kwargs, dynamic_shapes=shapes, strict=False
+            )
         for held in (program.state_dict, program.constants):
             held.update({key: _own_memory(value) for key, value in held.items()})
         return program
@@ -225,14 +202,7 @@ def reason(error: BaseException) -> str:
     return text.rstrip(".") if len(text) <= 300 else f"{text[:300]} …"
 
 
-def tensors(tree: Any) -> dict[str, Tensor]:
-    """The tensors in nested inputs by path, in order."""
-    found: dict[str, Tensor] = {}
-    map_tensors(lambda x, path: found.setdefault(path, x), tree)
-    return found
-
-
-def _input_names(network: nn.Module, tree: dict[str, Any]) -> list[str]:
+def _input_names(network: nn.Module, tree: Mapping[str, Any]) -> list[str]:
     """Names of the inputs: keywords, and for positions what ``forward`` calls them."""
     parameters = inspect.signature(network.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from sigmanens.conversion.fingerprint import structure
 from sigmanens.errors import CheckpointError
 
 __all__ = ["check_structure", "check_values"]
-
-_HOOKS = {
-    WeightNorm: "torch.nn.utils.remove_weight_norm(layer)",
-    SpectralNorm: "torch.nn.utils.remove_spectral_norm(layer)",
-    BasePruningMethod: "torch.nn.utils.prune.remove(layer, 'weight')",
-}
 
 
 def check_values(network: nn.Module) -> None:
@@ -36,8 +26,7 @@ def check_values(network: nn.Module) -> None:
 def check_structure(network: nn.Module, made: Mapping[str, str]) -> None:
     """Raise CheckpointError if layers or tensors were changed since ``made``, the conversion.
 
-    The error names the first that was added, removed, replaced, resized or parametrised, and says
-    how to go on.
+    The error names the first that was added, removed, replaced, resized or parametrised.
     """
     now = structure(network)
     what = next((key for key in (*made, *now) if made.get(key) != now.get(key)), None)
@@ -51,23 +40,9 @@ def check_structure(network: nn.Module, made: Mapping[str, str]) -> None:
         change = f"{what}, {now[what]}, was added"
     raise CheckpointError(
         f"this {type(network).__name__} was changed after its conversion: {change}. A checkpoint "
-        f"is loaded by converting the base again, which would not have the change. {_fix(network)}"
-        ". Nothing was written"
-    )
-
-
-def _fix(network: nn.Module) -> str:
-    """What to do, by what was done."""
-    for name, module in network.named_modules():
-        hooks = module._forward_pre_hooks.values()
-        calls = [_HOOKS[k] for hook in hooks for k in _HOOKS if isinstance(hook, k)]
-        if is_parametrized(module):
-            calls = ["torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"]
-        if calls:
-            return f"Put the plain weight into '{name}' before you save: {calls[0]}"
-        if type(module).__module__.startswith("peft."):
-            return "Merge the adapters first (merge_and_unload), or add them before convert(…)"
-    return (
-        "Make the change in the base and convert that, or keep the members as plain networks: "
-        "ens.member(i)"
+        "is loaded by converting the base again, which would not have the change. Nothing was "
+        "written. Undo it before you save (parametrisations: torch.nn.utils.parametrize."
+        "remove_parametrizations; older ones: torch.nn.utils.remove_weight_norm, "
+        "remove_spectral_norm, prune.remove; adapters: merge_and_unload), make it in the base and "
+        "convert that, or keep the members as plain networks: ens.member(i)"
     )
