@@ -33,10 +33,11 @@ _VERSION = 1
 _RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
 _TASKS = ("multiclass", "multilabel", "regression")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
-_ALLOWED = {
+_ALLOWED: dict[str, tuple[object, ...]] = {
     "head": ("auto", *HEADS),
     "init": ("auto", *INITS),
     "scale": ("sigmoid", "linear"),
+    "shift": (True, False, None),
     "train": ("all", "members"),
 }
 
@@ -82,12 +83,9 @@ class ConversionConfig:
         if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
             raise InputError(f"members is {self.members!r}; expected an integer ≥ 1")
         for key, allowed in _ALLOWED.items():
-            value = getattr(self, key)
-            if value not in allowed:
+            if getattr(self, key) not in allowed:
                 choices = ", ".join(map(repr, allowed))
-                raise InputError(f"{key} is {value!r}; expected one of {choices}")
-        if self.shift not in (None, True, False):
-            raise InputError(f"shift is {self.shift!r}; expected True, False or None")
+                raise InputError(f"{key} is {getattr(self, key)!r}; expected one of {choices}")
         if self.layers == "auto":
             raise InputError(
                 "layers='auto' chooses norms for the diversity penalty; a conversion takes 'all', "
@@ -195,10 +193,8 @@ def check_selector(layers: LayerSelector) -> None:
 
 def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:
     """Whether "all" (or None), a regex, a list of names or a callable selects a layer."""
-    if layers is None or (isinstance(layers, str) and layers == "all"):
-        return True
     if isinstance(layers, str):
-        return re.search(layers, name) is not None
+        return layers == "all" or re.search(layers, name) is not None
     if callable(layers):
         return bool(layers(name, module))
-    return name in layers
+    return layers is None or name in layers

@@ -40,11 +40,10 @@ def own_keys(network: nn.Module) -> set[str]:
     """State-dict keys of a converted network that belong to the members rather than to the base."""
     keys: set[str] = set()
     for name, module in network.named_modules(remove_duplicate=False):  # tied ones have all names
-        prefix = f"{name}." if name else ""
-        if isinstance(module, MemberBatchNorm):
-            keys.update(prefix + k for k in module.state_dict() if k not in ("weight", "bias"))
-        elif isinstance(module, (MemberNorm, MemberHeads)):
-            keys.update(prefix + k for k in module.state_dict())
+        if isinstance(module, (MemberNorm, MemberHeads)):
+            shared = ("weight", "bias") if isinstance(module, MemberBatchNorm) else ()
+            prefix = f"{name}." if name else ""
+            keys.update(prefix + k for k in module.state_dict() if k not in shared)
     return keys
 
 

@@ -94,12 +94,13 @@ class FunctionalNorms(TorchFunctionMode):
         arguments = [*args, *kwargs.values()]
         owners: set[str | None] = {self._owners[id(a)] for a in arguments if id(a) in self._owners}
         function = _FUNCTIONS.get(func)
-        if function is not None or owners:
-            name = str(function or getattr(func, "__name__", "a function"))
-            standardised = function == "batch_norm" and id(_base(args)) in self._weights
-            if name not in _QUESTIONS and not standardised:
-                for owner in owners or {None}:
-                    self._note(name, owner, sys._getframe(1))
+        name = str(function or getattr(func, "__name__", "a function"))
+        x = args[0] if args else None
+        base = x._base if isinstance(x, Tensor) and x._base is not None else x
+        standardised = function == "batch_norm" and id(base) in self._weights
+        if (function or owners) and name not in _QUESTIONS and not standardised:
+            for owner in owners or {None}:
+                self._note(name, owner, sys._getframe(1))
         return func(*args, **kwargs)
 
     def _note(self, function: str, owner: str | None, frame: FrameType | None) -> None:
@@ -115,9 +116,3 @@ class FunctionalNorms(TorchFunctionMode):
         call = FunctionalNorm(function, name, kind, owner)
         if call not in self.found:
             self.found.append(call)
-
-
-def _base(args: tuple[Any, ...]) -> Tensor | None:
-    """The tensor behind a first argument that is a view. Weight standardisation passes a weight."""
-    x = args[0] if args else None
-    return None if not isinstance(x, Tensor) else x if x._base is None else x._base

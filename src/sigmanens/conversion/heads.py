@@ -116,7 +116,7 @@ def member_heads(
 
 
 def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: str) -> list[str]:
-    """Find the modules that make the logits: their dotted names.
+    """The dotted names of the modules that make the logits.
 
     The first that is there counts: ``head_name``, timm's ``get_classifier``, the attributes that
     transformers and torchvision use, a Linear that is the last module with parameters. Under
@@ -129,13 +129,13 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
     if head_name is not None:
         wanted = [head_name] if isinstance(head_name, str) else list(head_name)
         modules = dict(model.named_modules())
-        for name in wanted:
-            if not name or name not in modules:
-                last = [n for n, m in modules.items() if n and not list(m.children())][-5:]
-                raise HeadNotFoundError(
-                    f"head_name={name!r} is no module of this {type(model).__name__}; its last "
-                    f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
-                )
+        absent = [name for name in wanted if not name or name not in modules]
+        if absent:
+            last = [n for n, m in modules.items() if n and not list(m.children())][-5:]
+            raise HeadNotFoundError(
+                f"head_name={absent[0]!r} is no module of this {type(model).__name__}; its last "
+                f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
+            )
         return _all_names(model, [_narrowed(model, n, kind) for n in wanted])
 
     heads: Sequence[nn.Module] = _timm_heads(model)
@@ -162,9 +162,7 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
 
 def _timm_heads(model: nn.Module) -> list[nn.Module]:
     classifier = getattr(model, "get_classifier", None)
-    if not callable(classifier):
-        return []
-    got = classifier()
+    got = classifier() if callable(classifier) else None
     heads = list(got) if isinstance(got, (tuple, list, nn.ModuleList)) else [got]
     if any(isinstance(h, nn.Identity) for h in heads):
         raise HeadNotFoundError(

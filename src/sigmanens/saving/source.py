@@ -27,6 +27,7 @@ __all__ = ["Source", "find_source"]
 
 # Other keyword arguments of these libraries read files or download weights.
 _OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
+_SIMPLE = (bool, int, float, str, tuple, type(None))
 _PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
 
 
@@ -226,18 +227,10 @@ def _described(network: nn.Module, plan: ConversionConfig) -> dict[str, Any]:
         elif not name.startswith(heads):
             found[f"layer '{name}'"] = type(module)
             if name not in plan.norms:
-                found[f"settings of '{name}'"] = _settings(module)
+                simple = {k: v for k, v in vars(module).items() if isinstance(v, _SIMPLE)}
+                public = {k: v for k, v in simple.items() if k not in _PASSING and k[:1] != "_"}
+                found[f"settings of '{name}'"] = (public, module.extra_repr())
     for key, tensor in network.state_dict().items():
         if isinstance(tensor, Tensor) and not key.startswith(changed):
             found[f"tensor '{key}'"] = (tuple(tensor.shape), tensor.dtype)
     return found
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    simple = (bool, int, float, str, tuple, type(None))
-    public = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, simple) and not key.startswith("_") and key not in _PASSING
-    }
-    return public | {"": module.extra_repr()}
