@@ -47,7 +47,7 @@ def bad_example() -> dict[str, Any]:
         (dense, {"init": "zeros"}, InputError, "init is 'zeros'; expected one of 'auto', 'normal'"),
         (dense, {"scale": "tanh"}, InputError, "scale is 'tanh'; expected one of 'sigmoid'"),
         (dense, {"train": "heads"}, InputError, "train is 'heads'; expected one of 'all'"),
-        (dense, {"shift": "member"}, InputError, "shift is 'member'; expected True, False or None"),
+        (dense, {"shift": "member"}, InputError, "shift is 'member'; expected one of True"),
         (dense, {"schedule": "vmap"}, InputError, "schedule is 'vmap'; expected 'auto', 'folded'"),
         (dense, {"schedule": 4}, InputError, "schedule is 4; .* from 1 to 3"),
         (dense, {"schedule": True}, InputError, "schedule is True"),

@@ -157,7 +157,7 @@ def without_weights(folder: Path) -> None:
         ),
         (
             lambda f: rewrite(f, plan=meta(f)["plan"] | {"new": 1}),
-            "does not fit .*config has unknown keys: new",
+            "cannot be read: .*config has unknown keys: new",
         ),
         (
             lambda f: rewrite(f, plan=meta(f)["plan"] | {"head_name": ["9"]}),

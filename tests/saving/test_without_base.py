@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_a_file_cannot_name_what_may_not_be_called(source: Source, tmp_path: Pat
     ens.save_pretrained(tmp_path, "always", f"{__name__}:make_wide")
     path = tmp_path / "sigmanens.json"
     meta = json.loads(path.read_text())
-    meta["source"] = source.to_dict() | {"dtype": "float32"}
+    meta["source"] = asdict(source) | {"dtype": "float32"}
     meta["checksum"] = checkpoint._checksum(meta)
     path.write_text(json.dumps(meta))
     with pytest.raises(CheckpointError):

@@ -16,16 +16,10 @@ from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_
 from sigmanens.errors import AlreadyConvertedError, NoNormError
 from sigmanens.norms import MemberNorm
 
-__all__ = [
-    "ConversionReport",
-    "NormEntry",
-    "audit",
-    "find_norms",
-    "mixes_members",
-    "norms_are_trained",
-]
+__all__ = ["ConversionReport", "NormEntry", "audit", "find_norms", "norms_are_trained"]
 
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
+_MIXES = "running statistics mix all members"
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,8 @@ class ConversionReport:
         init, init_reason: the initialisation, and why it was chosen.
         scale, shift, head: kinds of scale, shift and head.
         heads: dotted names of the heads that became one per member.
-        regularised, regularised_rule: norms that the paper's rule chooses for the penalty, and its
-            name.
-        task: what the outputs are; None until it is stated or a loss says it: read as multiclass.
+        regularised, regularised_rule: the paper's choice of norms for the penalty.
+        task: what the outputs are; None (read as multiclass) until it is stated or a loss says it.
         notes: what else a user should know, such as guesses and fallbacks.
     """
 
@@ -73,24 +66,28 @@ class ConversionReport:
     regularised_rule: str = ""
     notes: list[str] = field(default_factory=list)
 
-    def with_action(self, action: str) -> list[NormEntry]:
-        """The entries with one action: "converted", "kept" or "refused"."""
-        return [n for n in self.norms if n.action == action]
+    def _names(self, action: str) -> list[str]:
+        return [n.name for n in self.norms if n.action == action]
 
     @property
     def converted(self) -> list[str]:
         """Names of the converted norms."""
-        return [n.name for n in self.with_action("converted")]
+        return self._names("converted")
 
     @property
     def kept(self) -> list[str]:
         """Names of the norms left as they were, or with their affine shared."""
-        return [n.name for n in self.with_action("kept")]
+        return self._names("kept")
 
     @property
     def refused(self) -> list[str]:
         """Names of the norms no rule covers."""
-        return [n.name for n in self.with_action("refused")]
+        return self._names("refused")
+
+    @property
+    def mixing(self) -> list[str]:
+        """Names of the kept norms whose running statistics are taken over all members together."""
+        return [n.name for n in self.norms if n.reason.endswith(_MIXES)]
 
     def __str__(self) -> str:
         width = max([len(n.name) for n in self.norms] + [4])
@@ -109,16 +106,15 @@ class ConversionReport:
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
         ]
         if self.regularised:
-            lines.append(
-                f"  penalty     {len(self.regularised)} layers by rule '{self.regularised_rule}'"
-            )
+            rule = f"{len(self.regularised)} layers by rule '{self.regularised_rule}'"
+            lines.append(f"  penalty     {rule}")
         lines += [f"  note        {n}" for n in self.notes]
         lines.append(f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason")
-        for n in self.norms:
-            name = n.name or "(root)"
-            lines.append(
-                f"  {name:<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  {n.reason}"
-            )
+        lines += [
+            f"  {n.name or '(root)':<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  "
+            f"{n.reason}"
+            for n in self.norms
+        ]
         return "\n".join(lines)
 
 
@@ -145,7 +141,6 @@ def audit(
     model: nn.Module,
     layers: LayerSelector,
     head_names: Sequence[str],
-    own_heads: bool,
     bypassed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
     """List every norm of a network with its rule. Nothing is changed.
@@ -153,10 +148,8 @@ def audit(
     Args:
         model: the base.
         layers: which norms to convert.
-        head_names: names of the heads.
-        own_heads: whether heads become one per member. The norms inside are copied with them.
-        bypassed: norms whose weight the base uses outside the norm, and where
-            (:mod:`sigmanens.conversion.functional`). They are kept.
+        head_names: heads that become one per member. The norms inside are copied with them.
+        bypassed: norms whose weight the base uses elsewhere, and where. They are kept.
 
     Returns:
         an entry for every norm, and the rule by its name, in the order of registration.
@@ -168,91 +161,79 @@ def audit(
     """
     check_selector(layers)
     found = find_norms(model)
+    kind = type(model).__name__
     entries: list[NormEntry] = []
     rules = rules_for(found)
     first: dict[int, str] = {}
     selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
+    heads = tuple(f"{h}." for h in head_names)
     for name, module in found:
         rule = rules[name]
-        channels = 0
+        action, channels = "kept", 0
         if isinstance(rule, NormRule):
-            channels = int(torch.Size(rule.shape(module)).numel())
-        kind = type(module).__name__
-
-        def entry(
-            action: str, reason: str, name: str = name, kind: str = kind, channels: int = channels
-        ) -> NormEntry:
-            return NormEntry(name, kind, channels, action, reason)
-
-        if own_heads and any(name == h or name.startswith(f"{h}.") for h in head_names):
-            entries.append(entry("kept", f"{_IN_HEAD}, copied with it"))
+            channels = torch.Size(rule.shape(module)).numel()
+        if f"{name}.".startswith(heads):
+            reason = f"{_IN_HEAD}, copied with it"
         elif name in bypassed and isinstance(rule, NormRule) and rule.keep is not None:
             cure = "past each member's statistics: call the norm itself there"
-            entries.append(entry("refused", f"{bypassed[name]}, {cure}"))
+            action, reason = "refused", f"{bypassed[name]}, {cure}"
         elif id(module) not in selected:
-            entries.append(entry("kept", f"{_UNSELECTED}{_statistics_of_kept(module, rule)}"))
+            reason = f"{_UNSELECTED}{_statistics_of_kept(module, rule)}"
         elif isinstance(rule, str):
-            entries.append(entry("refused", rule))
+            action, reason = "refused", rule
         elif isinstance(rule, KeepRule):
-            entries.append(entry("kept", rule.reason))
+            reason = rule.reason
         elif name in bypassed:
-            entries.append(entry("kept", f"{bypassed[name]}: it stays shared by all members"))
+            reason = f"{bypassed[name]}: it stays shared by all members"
         else:
             tied = first.setdefault(id(module), name)
-            entries.append(entry("converted", "" if tied == name else f"tied to '{tied}'"))
+            action, reason = "converted", "" if tied == name else f"tied to '{tied}'"
+        entries.append(NormEntry(name, type(module).__name__, channels, action, reason))
+    names = [n for n, _ in found]
+    unknown: set[str] = set()
     if isinstance(layers, Sequence) and not isinstance(layers, str):
-        unknown = sorted(set(layers) - {n for n, _ in found})
-        if unknown:
-            raise NoNormError(
-                f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
-                f"{type(model).__name__}; its norms are {some_names([n for n, _ in found])}"
-            )
-    converted = any(e.action == "converted" for e in entries)
+        unknown = set(layers) - set(names)
+    if unknown:
+        raise NoNormError(
+            f"layers names {', '.join(map(repr, sorted(unknown)))}, which are no norms of this "
+            f"{kind}; its norms are {some_names(names)}"
+        )
     refused = [(e.name, e.kind, e.reason) for e in entries if e.action == "refused"]
     if refused:
         others: bool | None = any(isinstance(rule, NormRule) for rule in rules.values())
         if any(name in bypassed for name, _, _ in refused):
             others = None
         raise unsupported(model, refused, len(found), others)
+    if first:
+        return entries, rules
+    if not selected:
+        raise NoNormError(
+            f"layers={layers!r} selects none of the {len(found)} norms of this {kind}: "
+            f"{some_names(names)}"
+        )
     wanted = [e for e in entries if not e.reason.startswith(_UNSELECTED)]
-    if not converted and selected and all(e.reason.startswith(_IN_HEAD) for e in wanted):
+    if all(e.reason.startswith(_IN_HEAD) for e in wanted):
         raise NoNormError(
-            f"all norms of this {type(model).__name__} that layers={layers!r} selects lie inside "
-            f"the head {', '.join(map(repr, head_names))}, which becomes one per member. Name a "
-            "smaller head with head_name, or use head='shared'"
+            f"all norms of this {kind} that layers={layers!r} selects lie inside the head "
+            f"{', '.join(map(repr, head_names))}, which becomes one per member. Name a smaller "
+            "head with head_name, or use head='shared'"
         )
-    if not converted and selected:
-        listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in wanted)
-        raise NoNormError(f"no norm of this {type(model).__name__} can be converted:\n{listed}")
-    if not converted:
-        raise NoNormError(
-            f"layers={layers!r} selects none of the {len(found)} norms of this "
-            f"{type(model).__name__}: {some_names([n for n, _ in found])}"
-        )
-    return entries, rules
-
-
-def mixes_members(module: nn.Module, rule: Rule) -> bool:
-    """Whether a norm that is kept takes its running statistics over all members together."""
-    if isinstance(rule, NormRule) and rule.keep is not None:
-        return False
-    if isinstance(module, _NormBase):
-        return bool(module.track_running_stats)
-    statistics = (getattr(module, n, None) for n in ("running_mean", "running_var"))
-    return isinstance(rule, str) and any(isinstance(t, Tensor) for t in statistics)
+    listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in wanted)
+    raise NoNormError(f"no norm of this {kind} can be converted:\n{listed}")
 
 
 def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
+    """What becomes of the running statistics of a norm that is not selected."""
     if isinstance(rule, NormRule) and rule.keep is not None:
         return "; statistics per member"
-    return "; running statistics mix all members" if mixes_members(module, rule) else ""
+    values = (getattr(module, n, None) for n in ("running_mean", "running_var"))
+    unruled = isinstance(rule, str) and any(isinstance(t, Tensor) for t in values)
+    mixes = module.track_running_stats if isinstance(module, _NormBase) else unruled
+    return f"; {_MIXES}" if mixes else ""
 
 
 def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
-    """Whether norms have been trained, and the reason.
-
-    Trained norms have counted batches, moved their statistics, or weights that are not constant.
-    """
+    """Whether norms have counted batches, moved statistics or weights that vary; and the reason."""
     for norm in norms:
         counted = getattr(norm, "num_batches_tracked", None)
         if isinstance(counted, Tensor) and not counted.is_meta and bool((counted > 0).any()):
@@ -260,10 +241,9 @@ def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:
         mean, var = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
         if _differs(mean, 0) or _differs(var, 1):
             return True, "the base's norms have moved statistics"
-        for value in norm.state_dict().values():
-            floats = isinstance(value, Tensor) and value.is_floating_point() and value.numel()
-            if floats and _differs(value, value.flatten()[0]):
-                return True, "the base's norms have trained affine parameters"
+        values = [v for v in norm.state_dict().values() if isinstance(v, Tensor) and v.numel()]
+        if any(v.is_floating_point() and _differs(v, v.flatten()[0]) for v in values):
+            return True, "the base's norms have trained affine parameters"
     return False, "the base's norms are untrained"
 
 

@@ -3,8 +3,7 @@
 The paper (arXiv 2607.23860) regularises one norm per residual block (ResNet-18: the second;
 WideResNet: the first; ResNet-50: first and last) and, in transformers, the norm of each
 feed-forward block. A block is a numbered module (``layer1.0``, ``blocks.3``, ``encoder_layer_2``)
-whose norms have the names that its library gives them. Norms of the stem, of embeddings and at the
-end of the network belong to no block.
+whose norms have the names that its library gives them.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from sigmanens.norms import SigmaNorm
 
 __all__ = ["paper_rule", "select"]
 
-# Names that libraries give to the norm of the feed-forward part of a block. If a block has several
-# of them, the first in this list counts.
+# Names of the norm of a block's feed-forward part. If a block has several, the first here counts.
 _FEED_FORWARD = (
     "pre_feedforward_layernorm",  # transformers: Gemma 2 and 3
     "mlp_norm",  # transformers: ModernBERT
@@ -39,15 +37,13 @@ _FEED_FORWARD = (
 
 
 def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, list[str]]:
-    """The paper's choice of regularised norms R for a network.
+    """The paper's choice of regularised norms R for a network: the rule's name, and their names.
+
+    If no block is known: "all norms (no known block)", and all names.
 
     Args:
         model: the converted network.
         norms: its converted norms by dotted name.
-
-    Returns:
-        the rule's name and the chosen names in the order of ``norms``. If the rules choose none:
-        "all norms (no known block)" and all names.
     """
     wide = any("wide" in type(m).__name__.lower() for m in model.modules())
     chosen: dict[str, str] = {}
@@ -68,10 +64,7 @@ def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, l
 
 
 def _residual_rule(model: nn.Module, name: str, wide: bool) -> str | None:
-    """The rule that chooses this norm of a residual block, or None if none does.
-
-    Known are ``bn1 … bn3`` in a numbered block, and ``norm1 … norm3`` beside convolutions.
-    """
+    """The rule that chooses ``bn1 … bn3``, or ``norm1 … norm3`` beside convolutions, or None."""
     parent, _, leaf = name.rpartition(".")
     found = re.fullmatch(r"(bn|norm)([123])", leaf)
     if found is None or not re.search(r"\d$", parent):
@@ -82,10 +75,12 @@ def _residual_rule(model: nn.Module, name: str, wide: bool) -> str | None:
         return None
     last = max(i for i in (1, 2, 3) if hasattr(block, f"{stem}{i}"))
     if last == 3:
-        return "block of three norms: first and last" if index in (1, 3) else None
-    if last == 2 and wide:
-        return "wide block of two norms: the first" if index == 1 else None
-    return "block of two norms: the second" if index == 2 else None
+        rule, chosen = "block of three norms: first and last", {1, 3}
+    elif last == 2 and wide:
+        rule, chosen = "wide block of two norms: the first", {1}
+    else:
+        rule, chosen = "block of two norms: the second", {2}
+    return rule if index in chosen else None
 
 
 def _feed_forward_place(model: nn.Module, name: str) -> tuple[str, int | None]:

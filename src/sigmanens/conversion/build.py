@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sigmanens.conversion.audit import ConversionReport, NormEntry, audit, mixes_members
+from sigmanens.conversion.audit import ConversionReport, NormEntry, audit
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import ConversionConfig
-from sigmanens.conversion.copying import deep_copy
-from sigmanens.conversion.fingerprint import Structure, shared_fingerprints
+from sigmanens.conversion.copying import deep_copy, put
+from sigmanens.conversion.fingerprint import shared_fingerprints, structure
 from sigmanens.conversion.guards import forbid_fusing
 from sigmanens.conversion.heads import MemberHeads, member_heads
 from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
 from sigmanens.conversion.rules import NormRule, Rule
-from sigmanens.errors import ConversionError, SigmaNensWarning
+from sigmanens.errors import ConversionError, warn
 from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.norms.inits import initial_affine
 from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.context import MemberAxis
 
 __all__ = ["Converted", "build"]
+
+_FUSED = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+    (nn.TransformerEncoder, "use_nested_tensor", False),
+)
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Converted:
     report: ConversionReport
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     base_fingerprint: dict[str, int] = field(default_factory=dict)
-    structure: Structure | None = None
+    structure: Mapping[str, str] | None = None
 
 
 def build(
@@ -66,7 +70,7 @@ def build(
         plan: what to build.
         in_place: change the base itself rather than a copy.
         generator: source of the random scales and fresh heads.
-        audited: what :func:`sigmanens.audit.audit` found for this plan; found anew by default.
+        audited: what :func:`sigmanens.conversion.audit.audit` found for it; anew by default.
 
     Raises:
         ConversionError: if the base has tensors on the meta device, or does not fit the plan.
@@ -79,7 +83,7 @@ def build(
             )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
-        audited = audit(model, list(plan.norms), plan.heads, plan.head != "shared")
+        audited = audit(model, plan.norms, plan.heads)
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
@@ -88,32 +92,29 @@ def build(
     places = _replacements(network, plan, entries, rules, axis, generator)
     modes = modes_after_train(network)
     for name, new in places:
-        if name == "":
-            network = new
-            continue
-        parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, new)
+        network = put(network, name, new)
     patches = _disable_fused_paths(network)
     forbid_fusing(network)
     if plan.train == "members":
         _train_members_only(network)
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
+    rule, chosen = paper_rule(network, norms)
     report = ConversionReport(
         model=kind.__name__,
         members=plan.members,
         norms=entries,
         init=plan.init,
         scale=plan.scale,
-        shift=_shift_word(network),
+        shift=_shift_word(norms.values()),
         head=plan.head,
         heads=plan.heads,
         schedule=plan.schedule,
         task=plan.task,
         base_parameters=base_parameters,
+        added_parameters=sum(p.numel() for p in network.parameters()) - base_parameters,
+        regularised=tuple(chosen),
+        regularised_rule=rule,
     )
-    norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
-    report.regularised_rule, chosen = paper_rule(network, norms)
-    report.regularised = tuple(chosen)
-    report.added_parameters = sum(p.numel() for p in network.parameters()) - base_parameters
     if plan.train == "members" and plan.head == "shared":
         report.notes.append(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
@@ -126,9 +127,17 @@ def build(
             f"class (first: '{kept[0]}'), which the converted ones are not: they stay in "
             "evaluation mode until their always_evaluates is set to False"
         )
-    _warn_of_mixing(network, entries, rules, report)
-    fingerprints, structure = shared_fingerprints(network), Structure.of(network)
-    return Converted(network, axis, plan, report, patches, fingerprints, structure)
+    if report.mixing:
+        note = (
+            f"{len(report.mixing)} kept norms (first: '{report.mixing[0]}') take their running "
+            "statistics over all members together, for no rule says how to keep them apart. "
+            "Register one with sigmanens.conversion.rules.register_norm, or freeze them with "
+            "ens.freeze_statistics()"
+        )
+        report.notes.append(note)
+        warn(note)
+    fingerprints = shared_fingerprints(network)
+    return Converted(network, axis, plan, report, patches, fingerprints, structure(network))
 
 
 def _replacements(
@@ -145,57 +154,49 @@ def _replacements(
     made: dict[int, nn.Module] = {}
     places: list[tuple[str, nn.Module]] = []
 
-    def place(name: str, make: Callable[[nn.Module], nn.Module]) -> None:
+    def place(name: str, make: Callable[[nn.Module, str], nn.Module]) -> None:
         source = modules[name]
         if id(source) not in made:
-            made[id(source)] = make(source)
+            made[id(source)] = make(source, name)
         places.append((name, made[id(source)]))
 
+    def converted(source: nn.Module, name: str) -> nn.Module:
+        rule = rules[name]
+        if not isinstance(rule, NormRule):
+            raise ConversionError(f"norm '{name}': {rule}")
+        weight, bias = rule.scale(source), getattr(source, "bias", None)
+        tensors = [weight, *source.parameters(), *source.buffers(), like]
+        near = next((t for t in tensors if _floating(t)), None)
+        affine = initial_affine(
+            weight,
+            bias,
+            rule.shape(source),
+            axis.num_members,
+            init=plan.init,
+            scale=plan.scale,
+            shift=plan.shift,
+            generator=generator,
+            device=None if near is None else near.device,
+            dtype=None if near is None else near.dtype,
+            where=name,
+        )
+        return _settled(rule.build(source, axis, affine), source, name, near)
+
+    def kept(source: nn.Module, name: str) -> nn.Module:
+        rule = rules[name]
+        assert isinstance(rule, NormRule)
+        assert rule.keep is not None
+        return _settled(rule.keep(source, axis, like), source, name, like)
+
     for name in plan.norms:
-        place(name, lambda m, n=name: _sigma_norm(m, n, rules[n], axis, plan, generator, like))  # type: ignore[misc]
+        place(name, converted)
     heads = tuple(f"{h}." for h in plan.heads)
-    for entry in entries:
-        if entry.action != "kept" or f"{entry.name}.".startswith(heads or "\0"):
-            continue
-        rule = rules[entry.name]
-        if isinstance(rule, NormRule) and rule.keep is not None:
-            place(
-                entry.name,
-                lambda m, n=entry.name, keep=rule.keep: _settled(keep(m, axis, like), m, n, like),  # type: ignore[misc]
-            )
+    for name in (e.name for e in entries if e.action == "kept"):
+        if getattr(rules[name], "keep", None) is not None and not f"{name}.".startswith(heads):
+            place(name, kept)
     for name in plan.heads:
-        place(name, lambda m, n=name: member_heads(m, plan.head, axis, n, generator))  # type: ignore[misc]
+        place(name, lambda m, n: member_heads(m, plan.head, axis, n, generator))
     return places
-
-
-def _sigma_norm(
-    source: nn.Module,
-    name: str,
-    rule: Rule,
-    axis: MemberAxis,
-    plan: ConversionConfig,
-    generator: torch.Generator | None,
-    like: Tensor | None,
-) -> nn.Module:
-    if not isinstance(rule, NormRule):
-        raise ConversionError(f"norm '{name}': {rule}")
-    weight, bias = rule.scale(source), getattr(source, "bias", None)
-    tensors = [weight, *source.parameters(), *source.buffers(), like]
-    near = next((t for t in tensors if _floating(t)), None)
-    affine = initial_affine(
-        weight,
-        bias,
-        rule.shape(source),
-        axis.num_members,
-        init=plan.init,
-        scale=plan.scale,
-        shift=plan.shift,
-        generator=generator,
-        device=None if near is None else near.device,
-        dtype=None if near is None else near.dtype,
-        where=name,
-    )
-    return _settled(rule.build(source, axis, affine), source, name, near)
 
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
@@ -222,19 +223,16 @@ def _floating(t: object) -> bool:
 def _disable_fused_paths(network: nn.Module) -> list[tuple[str, str, Any]]:
     """Keep nn.TransformerEncoder(Layer) from reading norm weights past the σNorms in evaluation.
 
-    Returns:
-        what was changed as (module, attribute, former value), to be undone in plain networks.
+    Returns what plain networks undo: (module, attribute, former value).
     """
     patches: list[tuple[str, str, Any]] = []
     for name, module in network.named_modules():
-        if not any(isinstance(m, MemberNorm) for m in module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer):
-            patches.append((name, "activation_relu_or_gelu", module.activation_relu_or_gelu))
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder):
-            patches.append((name, "use_nested_tensor", module.use_nested_tensor))
-            module.use_nested_tensor = False
+        for kind, attribute, off in _FUSED:
+            if isinstance(module, kind) and any(
+                isinstance(m, MemberNorm) for m in module.modules()
+            ):
+                patches.append((name, attribute, getattr(module, attribute)))
+                setattr(module, attribute, off)
     return patches
 
 
@@ -246,32 +244,7 @@ def _train_members_only(network: nn.Module) -> None:
                 p.requires_grad_(p.is_floating_point())
 
 
-def _warn_of_mixing(
-    network: nn.Module,
-    entries: list[NormEntry],
-    rules: Mapping[str, Rule],
-    report: ConversionReport,
-) -> None:
-    names = [e.name for e in entries if e.action == "kept" and e.reason.startswith("not selected")]
-    kept = [(n, network.get_submodule(n)) for n in names]
-    mixing = [n for n, m in kept if not isinstance(m, MemberNorm) and mixes_members(m, rules[n])]
-    if not mixing:
-        return
-    note = (
-        f"{len(mixing)} kept norms (first: '{mixing[0]}') take their running statistics over all "
-        "members together, for no rule says how to keep them apart. Register one with "
-        "sigmanens.conversion.rules.register_norm, or freeze them with ens.freeze_statistics()"
-    )
-    report.notes.append(note)
-    warnings.warn(note, SigmaNensWarning, stacklevel=5)
-
-
-def _shift_word(network: nn.Module) -> str:
-    shifts = {
-        "none"
-        if m.shift is None
-        else ("one per member" if m.shift.requires_grad else "the base's, shared")
-        for m in network.modules()
-        if isinstance(m, SigmaNorm)
-    }
-    return " / ".join(sorted(shifts))
+def _shift_word(norms: Iterable[SigmaNorm]) -> str:
+    words = {None: "none", True: "one per member", False: "the base's, shared"}
+    kinds = {None if m.shift is None else m.shift.requires_grad for m in norms}
+    return " / ".join(sorted(words[kind] for kind in kinds))

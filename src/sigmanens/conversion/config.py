@@ -25,25 +25,19 @@ from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
 __all__ = [
-    "CONFIG_VERSION",
-    "TASKS",
-    "ConversionConfig",
-    "LayerSelector",
-    "check_schedule",
-    "check_selector",
-    "check_task",
-    "matches",
-]
+    "ConversionConfig", "LayerSelector",
+    "check_schedule", "check_selector", "check_task", "matches",
+]  # fmt: skip
 
-CONFIG_VERSION = 1
-TASKS = ("multiclass", "multilabel", "regression")
-"""What the outputs of a network can be: logits of which one class is right, logits of labels that
-are present or not, or no logits at all."""
+_VERSION = 1
+_RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
+_TASKS = ("multiclass", "multilabel", "regression")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
-_ALLOWED = {
+_ALLOWED: dict[str, tuple[object, ...]] = {
     "head": ("auto", *HEADS),
     "init": ("auto", *INITS),
     "scale": ("sigmoid", "linear"),
+    "shift": (True, False, None),
     "train": ("all", "members"),
 }
 
@@ -66,8 +60,8 @@ class ConversionConfig:
         train: "all", or "members" = only scales, shifts and members' heads require a gradient.
         batch_dims: batch dimension by input name or position (None: that input is not batched).
         schedule: members per pass: "auto", "folded" (all), "sequential" (one) or a number.
-        task: "multiclass", "multilabel" or "regression"; None where nobody has said, which is read
-            as multiclass.
+        task: "multiclass" (logits of which one class is right), "multilabel" (logits of labels that
+            are present or not) or "regression" (no logits). None is read as multiclass.
 
     Raises:
         InputError: for a value out of its range.
@@ -90,12 +84,8 @@ class ConversionConfig:
             raise InputError(f"members is {self.members!r}; expected an integer ≥ 1")
         for key, allowed in _ALLOWED.items():
             if getattr(self, key) not in allowed:
-                raise InputError(
-                    f"{key} is {getattr(self, key)!r}; expected one of "
-                    f"{', '.join(map(repr, allowed))}"
-                )
-        if self.shift not in (None, True, False):
-            raise InputError(f"shift is {self.shift!r}; expected True, False or None")
+                choices = ", ".join(map(repr, allowed))
+                raise InputError(f"{key} is {getattr(self, key)!r}; expected one of {choices}")
         if self.layers == "auto":
             raise InputError(
                 "layers='auto' chooses norms for the diversity penalty; a conversion takes 'all', "
@@ -143,7 +133,7 @@ class ConversionConfig:
                 "of names, or the plan of the ensemble: ens.plan.to_dict()"
             )
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {"version": CONFIG_VERSION, **plain}
+        return {"version": _VERSION, **plain}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ConversionConfig:
@@ -156,18 +146,15 @@ class ConversionConfig:
         version = values.pop("version", 0)
         if version == 0:  # in checkpoints of formats 1 to 3
             values = {_RENAMED.get(k, k): v for k, v in values.items()}
-        elif version != CONFIG_VERSION:
+        elif version != _VERSION:
             raise InputError(
-                f"the conversion config has version {version!r}; expected {CONFIG_VERSION}. Use "
+                f"the conversion config has version {version!r}; expected {_VERSION}. Use "
                 "the sigmanens that wrote it, or a newer one"
             )
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise InputError(f"the conversion config has unknown keys: {', '.join(unknown)}")
         return cls(**values)
-
-
-_RENAMED = {"norms": "layers", "heads": "head_name"}
 
 
 def check_schedule(schedule: str | int, members: int) -> None:
@@ -183,9 +170,9 @@ def check_schedule(schedule: str | int, members: int) -> None:
 
 
 def check_task(task: str | None) -> None:
-    """Raise InputError unless the task is None or one of :data:`TASKS`."""
-    if task is not None and task not in TASKS:
-        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, TASKS))} or None")
+    """Raise InputError unless the task is None or one of multiclass, multilabel or regression."""
+    if task is not None and task not in _TASKS:
+        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, _TASKS))} or None")
 
 
 def check_selector(layers: LayerSelector) -> None:
@@ -195,23 +182,19 @@ def check_selector(layers: LayerSelector) -> None:
             re.compile(layers)
         except re.error as e:
             raise InputError(f"layers={layers!r} is no valid regular expression: {e}") from e
-    elif layers is not None and not callable(layers) and not _is_names(layers):
+        return
+    names = isinstance(layers, Sequence) and all(isinstance(n, str) for n in layers)
+    if layers is not None and not callable(layers) and not names:
         raise InputError(
             f"layers is {layers!r}; expected 'all', a regular expression, a list of dotted names, "
             "or a callable (name, module) -> bool"
         )
 
 
-def _is_names(layers: object) -> bool:
-    return isinstance(layers, Sequence) and all(isinstance(n, str) for n in layers)
-
-
 def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:
     """Whether "all" (or None), a regex, a list of names or a callable selects a layer."""
-    if layers is None or (isinstance(layers, str) and layers == "all"):
-        return True
     if isinstance(layers, str):
-        return re.search(layers, name) is not None
+        return layers == "all" or re.search(layers, name) is not None
     if callable(layers):
         return bool(layers(name, module))
-    return name in layers
+    return layers is None or name in layers

@@ -1,4 +1,4 @@
-"""A deep copy of a network, also where a module keeps a tensor that it has computed."""
+"""A deep copy of a network, and a module put into the place of another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["deep_copy"]
+__all__ = ["deep_copy", "put"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -21,17 +21,24 @@ def deep_copy(network: Network) -> Network:
     """
     known: dict[int, Any] = {}
     for module in network.modules():
-        for tensor in _tensors(vars(module).values()):
+        for tensor in _tensors(vars(module)):
             if not tensor.is_leaf:
                 known[id(tensor)] = tensor.detach().clone()
     return copy.deepcopy(network, known)
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from _tensors(value.values())
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def put(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """Put a module at a dotted name; the network is returned, or the module for the root's ""."""
+    if not name:
+        return module
+    parent, _, leaf = name.rpartition(".")
+    setattr(network.get_submodule(parent), leaf, module)
+    return network

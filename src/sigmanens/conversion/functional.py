@@ -1,8 +1,7 @@
 """Functional norms: norms that a network calls as functions. One run on an example finds them.
 
-A network may call ``F.layer_norm`` and the like, or use the weight of a norm module without calling
-the module. Each such call is traced to the module whose code makes it. Calls within a norm module
-are its own.
+A network may call ``F.layer_norm`` and the like, or use the weight of a norm module elsewhere. Each
+such call is traced to the module whose code makes it.
 """
 
 from __future__ import annotations
@@ -21,15 +20,10 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["FunctionalNorm", "FunctionalNorms"]
 
 _FUNCTIONS = {
-    f: name
+    getattr(space, f"{prefix}{name}"): name
     for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
-    for space in (F, torch)
-    for f in [getattr(space, name, None)]
-    if f is not None
-} | {
-    torch.native_layer_norm: "layer_norm",
-    torch.native_group_norm: "group_norm",
-    torch.native_batch_norm: "batch_norm",
+    for space, prefix in ((F, ""), (torch, ""), (torch, "native_"))
+    if hasattr(space, f"{prefix}{name}")
 }
 # Questions about a tensor, such as .device and .dtype, whose answers do not depend on its values.
 _QUESTIONS = ("__get__", "dim", "size", "numel", "is_floating_point", "is_complex", "get_device")
@@ -42,8 +36,7 @@ class FunctionalNorm:
     Attributes:
         function: "layer_norm", "rms_norm", "group_norm", "batch_norm" or "instance_norm"; any
             function if there is an owner.
-        module: dotted name of the module whose code makes the call.
-        kind: its class.
+        module, kind: dotted name and class of the module whose code makes the call.
         owner: dotted name of the norm module whose weight or bias the call uses, or None.
     """
 
@@ -56,15 +49,14 @@ class FunctionalNorm:
         where = f"'{self.module}' ({self.kind})" if self.module else f"this {self.kind}"
         if self.owner is not None:
             return f"{self.function}() is called in {where} with the weight of norm '{self.owner}'"
-        statistics = ""
-        if self.function == "batch_norm":
-            statistics = (
-                ", and in training its statistics are taken over all members of a pass: use "
-                "schedule='sequential'"
-            )
+        note = (
+            f"{self.function}() is called in {where}, not by a norm module: it stays shared by all"
+        )
+        if self.function != "batch_norm":
+            return f"{note} members"
         return (
-            f"{self.function}() is called in {where}, not by a norm module: it stays shared by all "
-            f"members{statistics}"
+            f"{note} members, and in training its statistics are taken over all members of a pass: "
+            "use schedule='sequential'"
         )
 
 
@@ -102,31 +94,25 @@ class FunctionalNorms(TorchFunctionMode):
         arguments = [*args, *kwargs.values()]
         owners: set[str | None] = {self._owners[id(a)] for a in arguments if id(a) in self._owners}
         function = _FUNCTIONS.get(func)
-        if function is not None or owners:
-            name = str(function or getattr(func, "__name__", "a function"))
-            standardised = function == "batch_norm" and id(_base(args)) in self._weights
-            if name not in _QUESTIONS and not standardised:
-                for owner in owners or {None}:
-                    self._note(name, owner, sys._getframe(1))
+        name = str(function or getattr(func, "__name__", "a function"))
+        x = args[0] if args else None
+        base = x._base if isinstance(x, Tensor) and x._base is not None else x
+        standardised = function == "batch_norm" and id(base) in self._weights
+        if (function or owners) and name not in _QUESTIONS and not standardised:
+            for owner in owners or {None}:
+                self._note(name, owner, sys._getframe(1))
         return func(*args, **kwargs)
 
     def _note(self, function: str, owner: str | None, frame: FrameType | None) -> None:
-        caller: nn.Module | None = None
+        callers: list[nn.Module] = []
         while frame is not None:
             module = frame.f_locals.get("self")
             if isinstance(module, nn.Module) and id(module) in self._names:
-                if id(module) in self._norms:
-                    return
-                caller = module if caller is None else caller
+                callers.append(module)
             frame = frame.f_back
-        if caller is None:
+        if not callers or any(id(module) in self._norms for module in callers):
             return
-        call = FunctionalNorm(function, self._names[id(caller)], type(caller).__name__, owner)
+        name, kind = self._names[id(callers[0])], type(callers[0]).__name__
+        call = FunctionalNorm(function, name, kind, owner)
         if call not in self.found:
             self.found.append(call)
-
-
-def _base(args: tuple[Any, ...]) -> Tensor | None:
-    """The tensor behind a first argument that is a view. Weight standardisation passes a weight."""
-    x = args[0] if args else None
-    return None if not isinstance(x, Tensor) else x if x._base is None else x._base

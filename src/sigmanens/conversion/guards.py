@@ -15,22 +15,18 @@ __all__ = ["allow_fusing", "forbid_fusing"]
 # What timm (levit, repvit, mobileone, fastvit, ghostnet, …) and torchvision's quantisable networks
 # call it. Anything else that computes with a norm's weight meets the shape (M, C).
 _METHODS = (
-    "fuse",
-    "reparameterize",
-    "switch_to_deploy",
-    "convert_to_deploy",
-    "fuse_model",
-    "_fuse_bn_tensor",
-    "_fuse_bn",
-)
+    "fuse", "reparameterize", "switch_to_deploy", "convert_to_deploy", "fuse_model",
+    "_fuse_bn_tensor", "_fuse_bn",
+)  # fmt: skip
 
 
 def forbid_fusing(network: nn.Module) -> None:
     """Make the fusing methods of every module that holds members' norms raise ConversionError."""
-    for name, module in _holders(network):
-        for method in _METHODS:
-            if callable(getattr(type(module), method, None)):
-                vars(module)[method] = partial(_refuse, type(module).__name__, method, name)
+    for name, module in network.named_modules(remove_duplicate=False):
+        if any(isinstance(m, MemberNorm) for m in module.modules()):
+            for method in _METHODS:
+                if callable(getattr(type(module), method, None)):
+                    vars(module)[method] = partial(_refuse, type(module).__name__, method, name)
 
 
 def allow_fusing(network: nn.Module) -> None:
@@ -40,16 +36,6 @@ def allow_fusing(network: nn.Module) -> None:
             found = vars(module).get(method)
             if isinstance(found, partial) and found.func is _refuse:
                 del vars(module)[method]
-
-
-def _holders(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules with a norm of the members somewhere below."""
-    paths = {""}
-    for name, module in network.named_modules(remove_duplicate=False):
-        while isinstance(module, MemberNorm) and name:
-            name = name.rpartition(".")[0]
-            paths.add(name)
-    return [(n, m) for n, m in network.named_modules(remove_duplicate=False) if n in paths]
 
 
 def _refuse(cls: str, method: str, name: str, *args: object, **kwargs: object) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,12 +42,18 @@ class MemberHeads(nn.Module):
         k = made.stop - made.start
         if k == 1:
             return self.heads[made.start](*args, **kwargs)
-        rows = _rows(args, kwargs)
-        size = rows // k
+        sizes: list[int] = []
+
+        def look(x: Tensor, _: str) -> Tensor:
+            sizes.extend(x.shape[:1])
+            return x
+
+        map_tensors(look, (args, kwargs))
+        size = sizes[0] // k
 
         def part(i: int) -> Any:
             def cut(x: Tensor, _: str) -> Tensor:
-                return x.narrow(0, i * size, size) if x.dim() and x.shape[0] == rows else x
+                return x.narrow(0, i * size, size) if x.dim() and x.shape[0] == sizes[0] else x
 
             a, kw = map_tensors(cut, (args, kwargs))
             return self.heads[made.start + i](*a, **kw)
@@ -58,28 +65,11 @@ class MemberHeads(nn.Module):
 
 
 def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.ModuleList]]:
-    """Find the modules that hold one head per member: their dotted names, and the heads.
-
-    Args:
-        network: an ensemble on one backbone, σN-Ens or a rival.
-        members: M.
-    """
+    """The modules of an ensemble or a rival that hold M heads: dotted names, and the heads."""
     for name, module in network.named_modules():
         heads = getattr(module, "heads", None)
         if isinstance(heads, nn.ModuleList) and len(heads) == members:
             yield name, heads
-
-
-def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    sizes: list[int] = []
-
-    def look(x: Tensor, _: str) -> Tensor:
-        if x.dim():
-            sizes.append(x.shape[0])
-        return x
-
-    map_tensors(look, (args, kwargs))
-    return sizes[0]
 
 
 def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
@@ -95,11 +85,10 @@ def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
             "sizes. Use head='copy' or head='shared', or name a Linear with head_name"
         )
     device, dtype = linear.weight.device, linear.weight.dtype
-    fresh = nn.Sequential(  # drawn on the CPU: the same numbers on every device
-        nn.LayerNorm(linear.in_features, device="cpu"),
-        nn.Linear(
-            linear.in_features, linear.out_features, bias=linear.bias is not None, device="cpu"
-        ),
+    size, classes, bias = linear.in_features, linear.out_features, linear.bias is not None
+    # Drawn on the CPU: the same numbers on every device.
+    fresh = nn.Sequential(
+        nn.LayerNorm(size, device="cpu"), nn.Linear(size, classes, bias, device="cpu")
     )
     return fresh.to(device, dtype).train(head.training)
 
@@ -115,12 +104,11 @@ def member_heads(
 ) -> MemberHeads:
     """Make M copies of ``head``, or M fresh heads of its sizes, drawn from ``generator``."""
     members = range(axis.num_members)
+    heads: list[nn.Module]
     if kind == "copy":
-        heads: list[nn.Module] = [copy.deepcopy(head) for _ in members]
-    elif generator is None:
-        heads = [*(fresh_head(head, where) for _ in members)]
+        heads = [copy.deepcopy(head) for _ in members]
     else:
-        with own_seed(seeded(generator)):
+        with nullcontext() if generator is None else own_seed(seeded(generator)):
             heads = [fresh_head(head, where) for _ in members]
     together = MemberHeads(heads, axis)
     together.training = head.training
@@ -128,7 +116,7 @@ def member_heads(
 
 
 def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: str) -> list[str]:
-    """Find the modules that make the logits: their dotted names.
+    """The dotted names of the modules that make the logits.
 
     The first that is there counts: ``head_name``, timm's ``get_classifier``, the attributes that
     transformers and torchvision use, a Linear that is the last module with parameters. Under
@@ -141,31 +129,29 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
     if head_name is not None:
         wanted = [head_name] if isinstance(head_name, str) else list(head_name)
         modules = dict(model.named_modules())
-        for name in wanted:
-            if not name or name not in modules:
-                last = [n for n, m in modules.items() if n and not list(m.children())][-5:]
-                raise HeadNotFoundError(
-                    f"head_name={name!r} is no module of this {type(model).__name__}; its last "
-                    f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
-                )
+        absent = [name for name in wanted if not name or name not in modules]
+        if absent:
+            last = [n for n, m in modules.items() if n and not list(m.children())][-5:]
+            raise HeadNotFoundError(
+                f"head_name={absent[0]!r} is no module of this {type(model).__name__}; its last "
+                f"modules are {', '.join(last)}. For one head shared by all: head='shared'"
+            )
         return _all_names(model, [_narrowed(model, n, kind) for n in wanted])
 
-    heads = _timm_heads(model)
+    heads: Sequence[nn.Module] = _timm_heads(model)
     if not heads and hasattr(getattr(model, "config", None), "num_labels"):
-        heads = [
-            h for n in _TRANSFORMERS_HEADS if isinstance(h := getattr(model, n, None), nn.Module)
-        ][:1]
+        children = (getattr(model, n, None) for n in _TRANSFORMERS_HEADS)
+        heads = [h for h in children if isinstance(h, nn.Module)][:1]
     if not heads and type(model).__module__.startswith("torchvision."):
-        children = [getattr(model, n, None) for n in _TORCHVISION_HEADS]
-        linears = [last_linear(c) for c in children if isinstance(c, nn.Module)]
-        heads.extend([h for h in linears if h is not None][:1])
+        children = (getattr(model, n, None) for n in _TORCHVISION_HEADS)
+        linears = (last_linear(c) for c in children if isinstance(c, nn.Module))
+        heads = [h for h in linears if h is not None][:1]
     if not heads:
         owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
-        if owners and isinstance(owners[-1], nn.Linear) and owners[-1] is not model:
-            heads = [owners[-1]]
-    if not heads or any(id(h) not in names or not names[id(h)] for h in heads):
-        linears_seen = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n]
-        hint = f"; its last Linear is '{linears_seen[-1]}'" if linears_seen else ""
+        heads = [m for m in owners[-1:] if isinstance(m, nn.Linear)]
+    if not heads or not all(names.get(id(h)) for h in heads):
+        seen = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n]
+        hint = f"; its last Linear is '{seen[-1]}'" if seen else ""
         raise HeadNotFoundError(
             f"no classification head found in this {type(model).__name__}: its last module with "
             f"parameters is not a Linear{hint}. Name the head with head_name=…, or use one head "
@@ -176,9 +162,7 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
 
 def _timm_heads(model: nn.Module) -> list[nn.Module]:
     classifier = getattr(model, "get_classifier", None)
-    if not callable(classifier):
-        return []
-    got = classifier()
+    got = classifier() if callable(classifier) else None
     heads = list(got) if isinstance(got, (tuple, list, nn.ModuleList)) else [got]
     if any(isinstance(h, nn.Identity) for h in heads):
         raise HeadNotFoundError(
@@ -191,13 +175,11 @@ def _timm_heads(model: nn.Module) -> list[nn.Module]:
 
 def _narrowed(model: nn.Module, name: str, kind: str) -> str:
     """The name of the last Linear within a head under "fresh", else the name itself."""
-    if kind != "fresh":
-        return name
     head = model.get_submodule(name)
-    if isinstance(head, nn.Linear) or last_linear(head) is None:
+    if kind != "fresh" or isinstance(head, nn.Linear):
         return name
-    inner = [n for n, m in head.named_modules() if isinstance(m, nn.Linear)][-1]
-    return f"{name}.{inner}"
+    linears = [n for n, m in head.named_modules() if isinstance(m, nn.Linear)]
+    return f"{name}.{linears[-1]}" if linears else name
 
 
 def _all_names(model: nn.Module, names: list[str]) -> list[str]:

@@ -1,8 +1,7 @@
 """The modes of norms after ``train()``, where a network overrides it.
 
-A backbone may keep its norms in evaluation mode whenever it is trained. Converted norms are
-instances of the class they replace, so that such code finds them. Code that asks for the exact
-class (``type(m) is nn.BatchNorm2d``) does not; what it does to the base is seen here and repeated.
+A backbone may keep its norms in evaluation mode. Code that asks for their exact class
+(``type(m) is nn.BatchNorm2d``) misses converted ones; what it does to the base is repeated here.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ def modes_after_train(network: nn.Module) -> dict[str, bool]:
     """
     if all(getattr(type(m), "train") is nn.Module.train for m in network.modules()):  # noqa: B009
         return {}
-    values: dict[int, Any] = {}
-    for parameter in network.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        values[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
-    for buffer in network.buffers():
-        values[id(buffer)] = torch.empty_like(buffer, device="meta")
+    values: dict[int, Any] = {
+        id(b): torch.empty_like(b, device="meta") for b in network.buffers()
+    } | {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        for p in network.parameters()
+    }
     try:
         twin = copy.deepcopy(network, values).train()
     except Exception:
@@ -42,12 +41,8 @@ def modes_after_train(network: nn.Module) -> dict[str, bool]:
 def keep_in_evaluation(network: nn.Module, modes: Mapping[str, bool]) -> list[str]:
     """Let members' norms stay in evaluation mode that ``train()`` kept there before conversion.
 
-    Args:
-        network: the converted network.
-        modes: what :func:`modes_after_train` said of its base.
-
-    Returns:
-        names of the norms that would not have stayed there by themselves.
+    ``modes`` is what :func:`modes_after_train` said of the base. Returns the names of the norms
+    that would not have stayed there by themselves.
     """
     if all(modes.values()):
         return []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from sigmanens.conversion.copying import deep_copy
+from sigmanens.conversion.copying import deep_copy, put
 from sigmanens.conversion.guards import allow_fusing
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.errors import ConversionError, InputError
@@ -19,18 +20,13 @@ from sigmanens.passes.sharing import unshare
 
 __all__ = ["collapse", "member"]
 
-
 Patches = Sequence[tuple[str, str, Any]]
 
 
 def member(network: nn.Module, patches: Patches, index: int, members: int) -> nn.Module:
-    """A copy of one member: a network of the base's own class with plain norms and one head.
+    """A copy of one of M members: a network of the base's class with plain norms and one head.
 
-    Args:
-        network: a converted network.
-        patches: what conversion switched off in it, to be switched on again.
-        index: which member, 0 … M-1.
-        members: M.
+    ``patches`` is what conversion switched off in the network. It is switched on again.
 
     Raises:
         InputError: if there is no such member. ConversionError: if the network was moved from the
@@ -42,15 +38,10 @@ def member(network: nn.Module, patches: Patches, index: int, members: int) -> nn
 
 
 def collapse(network: nn.Module, patches: Patches, members: int) -> nn.Module:
-    """One plain network with the members' scales, shifts, statistics and heads averaged.
+    """One plain network with the scales, shifts, statistics and heads of M members averaged.
 
     Running statistics become those of the members' mixture: mean of the means; mean variance plus
     variance of the means.
-
-    Args:
-        network: a converted network.
-        patches: what conversion switched off in it, to be switched on again.
-        members: M.
 
     Raises:
         InputError: if the members' heads differ in structure, or compute their weights from
@@ -72,24 +63,19 @@ def _plain(converted: nn.Module, patches: Patches, members: slice) -> nn.Module:
             else:
                 made[id(module)] = module.plain(members)
                 adopt_hooks(made[id(module)], module)
-            _refuse_meta(name, made[id(module)])
-        if name == "":
-            return made[id(module)]
-        parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, made[id(module)])
+            tensors = chain(made[id(module)].parameters(), made[id(module)].buffers())
+            if any(t.is_meta for t in tensors):
+                raise ConversionError(
+                    f"the plain form of '{name}' lies on the meta device and has no values. Move "
+                    "the ensemble by to_empty(device=…), which moves it too, and "
+                    "load_state_dict(…) then"
+                )
+        network = put(network, name, made[id(module)])
     for path, attribute, value in patches:
         setattr(network.get_submodule(path), attribute, value)
     allow_fusing(network)
     unshare(network)
     return network
-
-
-def _refuse_meta(name: str, plain: nn.Module) -> None:
-    if any(t.is_meta for t in (*plain.parameters(), *plain.buffers())):
-        raise ConversionError(
-            f"the plain form of '{name}' lies on the meta device and has no values. Move the "
-            "ensemble by to_empty(device=…), which moves it too, and load_state_dict(…) then"
-        )
 
 
 def _average(name: str, heads: list[nn.Module]) -> nn.Module:

@@ -5,9 +5,7 @@ A module follows the protocol if, for every weight :math:`w` and bias :math:`b` 
 .. math:: y = \mathrm{tail}\bigl((w + o) \odot \mathrm{norm}(x) + b\bigr), \qquad o \in \{0, 1\},
 
 sample by sample, and alike in training and evaluation. ``tail`` is its submodules in their order.
-:func:`probe` runs a copy on random inputs with random weights. It finds the scaled dimensions,
-:math:`o` and the tail, or the reason why the module does not fit. The module, the random state and
-the rest of the network stay as they are.
+:func:`probe` runs a copy on random inputs with random weights.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import copy
 import inspect
 import warnings
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
+from sigmanens.seeding import own_random_state, seed_device
 
 __all__ = ["Protocol", "probe", "settings"]
 
@@ -32,6 +30,10 @@ _TOLERANCE = 1e-4
 _ROWS = 3
 _ROWS_DEPTH = 4
 _FREE = (5, 4, 3, 2)  # sizes for the dimensions that are not scaled
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+_OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
+
+_Affine = tuple[Tensor | float, Tensor | float]  # weight and bias
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,23 @@ class _Deviation(Exception):
 
 
 def probe(module: nn.Module) -> Protocol | str:
-    """Find out how a module computes.
+    """The protocol that a module follows, or the reason why it follows none, as a clause.
 
-    Args:
-        module: a norm with ``weight`` (*S) and maybe ``bias`` (*S), of any class and dtype. A
-            weight of None counts as 1 if the module has a ``normalized_shape``.
-
-    Returns:
-        the protocol that the module follows, or the reason why it follows none, as a clause:
-        "its bias has shape (3,) and its weight (4,)".
+    The module has ``weight`` (*S) and maybe ``bias`` (*S), of any dtype. A weight of None counts as
+    1 if there is a ``normalized_shape``. Module and random state stay as they are.
     """
     reason = _unfit(module)
     if reason:
         return reason
     tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
-    with _undisturbed(tensors[0].device):
+    device = tensors[0].device
+    with (
+        torch.no_grad(),
+        own_random_state(device),
+        torch.autocast(device.type, enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         try:
             subject = _Subject(module)
         except Exception as e:
@@ -88,9 +92,9 @@ def probe(module: nn.Module) -> Protocol | str:
                 best = max(best, deviation, key=lambda d: d.depth)
     if best.depth >= _ROWS_DEPTH:  # right for some inputs, wrong for others
         return str(best)
-    findings = set(fits.values())
     if any((rank, not last) in fits for rank, last in fits if rank > 2):
         return "it may scale the last dimension as well as dimension 1"
+    findings = set(fits.values())
     if len({f.channels_last for f in findings}) > 1:  # 2-D inputs do not tell the two apart
         findings = {f for (rank, _), f in fits.items() if rank > 2} or {
             f for f in findings if f.channels_last
@@ -103,8 +107,7 @@ def probe(module: nn.Module) -> Protocol | str:
 def settings(module: nn.Module) -> Hashable | None:
     """A key that is equal for norms that compute alike, so that one probe serves them all.
 
-    It holds the class, the plain attributes (eps, names of modes, …) and the shapes of weight and
-    bias. None for a module with buffers, submodules or other parameters: their values may matter.
+    None for a module with buffers, submodules or further parameters: their values may matter.
     """
     if module._buffers or module._modules or set(module._parameters) - {"weight", "bias"}:
         return None
@@ -122,9 +125,6 @@ def settings(module: nn.Module) -> Hashable | None:
     except TypeError:  # a list within a tuple, say
         return None
     return key
-
-
-_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
 
 
 def _unfit(module: nn.Module) -> str | None:
@@ -157,9 +157,6 @@ def _shape(module: nn.Module) -> tuple[int, ...] | None:
     return tuple(declared) if "weight" in module._parameters and declared else None
 
 
-_OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
-
-
 def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Input shapes to try, each with True if the scaled dimensions come last."""
     free = tuple(n for n in _FREE if n not in scaled)
@@ -167,20 +164,6 @@ def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
         yield (_ROWS, *free[:count], *scaled), True
     for count in range(4 if len(scaled) == 1 else 0):  # (B, C) to (B, C, D, H, W)
         yield (_ROWS, *scaled, *free[:count]), False
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast, no warnings, and the random state as before."""
-    cards = [device] if device.type == "cuda" else []
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=cards),
-        torch.autocast(device.type, enabled=False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
 
 
 class _Subject:
@@ -208,8 +191,8 @@ class _Subject:
     def examine(self, shape: tuple[int, ...], last: bool) -> Protocol:
         """The protocol for inputs of one shape; raises _Deviation."""
         x = self._draw(shape) * 1.5 + 0.3
-        nothing = self.answer(0.0, 0.0, x)
-        normalised = self.answer(1.0, 0.0, x) - nothing
+        nothing = self.answer((0.0, 0.0), x)
+        normalised = self.answer((1.0, 0.0), x) - nothing
         size = float(normalised.abs().amax())
         if not 0 < size < float("inf"):
             raise _Deviation(1, "its weight does not act on its output")
@@ -220,40 +203,29 @@ class _Subject:
             offset = 1.0
         weight = self._draw(self.shape) * 3
         bias = self._draw(self.shape) if self.has_bias else torch.zeros_like(weight)
-        y = self.answer(weight, bias, x)
+        y = self.answer((weight, bias), x)
         expected = _along(weight + offset, y, last) * normalised + _along(bias, y, last)
         if not _close(y, expected, 3 * size):
             where = "last dimension" if last else "dimension 1"
             raise _Deviation(3, f"its output is not weight ⊙ norm(x) + bias along the {where}")
-        self._check_rows(x, y, weight, bias)
-        self._check_training(x, y, weight, bias)
-        self._check_tail(x, weight, bias)
+        self._check(x, y, (weight, bias))
         if self.affine_free and offset:
             raise _Deviation(7, "without a weight it answers otherwise than with a weight of 1")
         return Protocol(self.shape, last, 1.0 - offset, self.tail)
 
-    def answer(
-        self, weight: Tensor | float, bias: Tensor | float, x: Tensor, training: bool = False
-    ) -> Tensor:
+    def answer(self, affine: _Affine, x: Tensor, training: bool = False) -> Tensor:
         """Output of the module without its tail, of x's shape; raises _Deviation."""
-        y = self._run(self.bare, weight, bias, x, training)
+        y = self._run(self.bare, affine, x, training)
         if y.shape != x.shape:
             raise _Deviation(0, f"it answers {tuple(x.shape)} with shape {tuple(y.shape)}")
         return y
 
-    def _run(
-        self,
-        module: nn.Module,
-        weight: Tensor | float,
-        bias: Tensor | float,
-        x: Tensor,
-        training: bool,
-    ) -> Tensor:
+    def _run(self, module: nn.Module, affine: _Affine, x: Tensor, training: bool) -> Tensor:
         module.train(training)
         try:
-            module.weight.copy_(torch.as_tensor(weight))  # type: ignore[operator]
+            module.weight.copy_(torch.as_tensor(affine[0]))  # type: ignore[operator]
             if self.has_bias:
-                module.bias.copy_(torch.as_tensor(bias))  # type: ignore[operator]
+                module.bias.copy_(torch.as_tensor(affine[1]))  # type: ignore[operator]
             y = module(x.clone())
         except Exception as e:
             raise _Deviation(0, f"it fails on {x.dim()}-D inputs ({_first_line(e)})") from e
@@ -261,30 +233,24 @@ class _Subject:
             raise _Deviation(0, f"it answers with a {type(y).__name__}, not a tensor")
         return y.float()
 
-    def _check_rows(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+    def _check(self, x: Tensor, y: Tensor, affine: _Affine) -> None:
+        """Samples must not meet, training must change nothing, and the tail must come last."""
+        size = float(y.abs().amax())
         others = x.clone()
         others[1:] = self._draw(tuple(others[1:].shape)) * 4 - 2
-        for rows in (others, x[:1]):
-            if not _close(self.answer(weight, bias, rows)[:1], y[:1], float(y.abs().amax())):
-                raise _Deviation(
-                    _ROWS_DEPTH, "the output for a sample depends on the other samples"
-                )
-
-    def _check_training(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> None:
+        if not all(_close(self.answer(affine, r)[:1], y[:1], size) for r in (others, x[:1])):
+            raise _Deviation(_ROWS_DEPTH, "the output for a sample depends on the other samples")
         before = {n: b.clone() for n, b in self.bare.named_buffers()}
-        trained = self.answer(weight, bias, x, training=True)
-        if not _close(trained, y, float(y.abs().amax())):
+        if not _close(self.answer(affine, x, training=True), y, size):
             raise _Deviation(5, "it answers otherwise in training than in evaluation")
         for name, buffer in self.bare.named_buffers():
             if name not in ("weight", "bias") and not torch.equal(buffer, before[name]):
                 raise _Deviation(5, f"a training pass changes its buffer '{name}'")
-
-    def _check_tail(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         for training in (False, True):
-            torch.manual_seed(0)  # the same dropout; the caller's state is put back by `probe`
-            whole = self._run(self.whole, weight, bias, x, training)
-            torch.manual_seed(0)
-            y = self.answer(weight, bias, x, training)
+            seed_device(self.device, 0)  # the same dropout; `probe` puts the random state back
+            whole = self._run(self.whole, affine, x, training)
+            seed_device(self.device, 0)
+            y = self.answer(affine, x, training)
             for name in self.tail:
                 y = getattr(self.whole, name)(y)
             if whole.shape != y.shape or not _close(whole, y, float(y.abs().amax())):

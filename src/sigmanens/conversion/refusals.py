@@ -18,7 +18,12 @@ _SHOWN = 4
 def no_norms(model: nn.Module) -> NoNormError:
     """The error for a network without a norm. It names weight-standardised convolutions."""
     kind = type(model).__name__
-    standardised = [m for m in model.modules() if _standardises_weights(m)]
+    # timm and BiT call convolutions that standardise their weights StdConv2d and the like.
+    standardised = [
+        m
+        for m in model.modules()
+        if isinstance(m, _ConvNd) and any("StdConv" in c.__name__ for c in type(m).__mro__)
+    ]
     if standardised:
         classes = ", ".join(sorted({type(m).__name__ for m in standardised}))
         return NoNormError(
@@ -52,14 +57,11 @@ def unsupported(
         count = kind if len(names) == 1 else f"{len(names)} × {kind}"
         lines.append(f"  {some_names(names, _SHOWN)} ({count}): {reason}")
     n, kind = len(refused), type(model).__name__
-    if others is None:
-        advice = ""
-    elif others:
+    if others:
         them = "it as it is" if n == 1 else "them as they are"
-        advice = f"To keep {them}, the same for all members, choose other norms with layers=…"
-    else:
-        advice = f"This {kind} has no other norm to convert"
-    lines += [advice] if advice else []
+        lines.append(f"To keep {them}, the same for all members, choose other norms with layers=…")
+    elif others is False:
+        lines.append(f"This {kind} has no other norm to convert")
     return UnsupportedNormError(
         f"{n} of {total} norms of this {kind} cannot be converted:\n" + "\n".join(lines)
     )
@@ -70,9 +72,3 @@ def some_names(names: Sequence[str], limit: int = 12) -> str:
     shown = ", ".join(name or "(root)" for name in names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _standardises_weights(module: nn.Module) -> bool:
-    """Whether the class's name says that a convolution standardises its weights (timm, BiT)."""
-    names = [cls.__name__ for cls in type(module).__mro__]
-    return isinstance(module, _ConvNd) and any("StdConv" in name for name in names)

@@ -1,9 +1,8 @@
 """Rules: how each class of norm is converted. Users can add rules for their own classes.
 
-A rule holds for its class and for subclasses that inherit its ``forward`` unchanged. Any other
-class that looks like a norm is probed (:mod:`sigmanens.conversion.probing`). It is wrapped if it
-computes ``tail(weight ⊙ norm(x) + bias)`` sample by sample, else refused with the reason. Classes
-of optional libraries are registered by their qualified name, so that nothing is imported for them.
+A rule holds for its class and for subclasses that inherit its ``forward``. Any other norm is probed
+(:mod:`sigmanens.conversion.probing`). Classes of optional libraries go by their qualified name, so
+that nothing is imported for them.
 
     >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
     ...     def __init__(self, dim):
@@ -42,15 +41,9 @@ from sigmanens.norms.wrapped import SigmaWrappedNorm
 from sigmanens.passes.context import MemberAxis
 
 __all__ = [
-    "KeepRule",
-    "NormRule",
-    "Rule",
-    "SigmaWrappedNorm",
-    "is_norm",
-    "register_norm",
-    "rule_for",
-    "rules_for",
-]
+    "KeepRule", "NormRule", "Rule", "SigmaWrappedNorm", "is_norm", "qualified_name",
+    "register_norm", "rule_for", "rules_for",
+]  # fmt: skip
 
 Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
 Keeper = Callable[[nn.Module, MemberAxis, Tensor | None], MemberNorm]
@@ -64,10 +57,9 @@ def _weight(m: nn.Module) -> Tensor | None:
 def _weight_from_one(m: nn.Module) -> Tensor | None:
     """Scale of a norm that computes ``(1 + weight) ⊙ norm(x)``."""
     weight = _weight(m)
-    return None if weight is None else 1 + weight.to(torch.promote_types(weight.dtype, _FP32))
-
-
-_FP32 = torch.float32
+    if weight is None:
+        return None
+    return 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -123,8 +115,7 @@ def _activated(
 ) -> NormRule:
     """The rule for a norm of timm's that drops out and activates what it has normalised."""
     tail = ("drop", "act")
-    kept = None if keep is None else partial(keep, tail=tail)
-    return NormRule(partial(build, tail=tail), shape, kept)
+    return NormRule(partial(build, tail=tail), shape, keep and partial(keep, tail=tail))
 
 
 _RULES: dict[type[nn.Module] | str, Rule] = {
@@ -202,9 +193,7 @@ def register_norm(
     if channels not in ("last", "first"):
         raise InputError(f"channels is {channels!r}; expected 'last' or 'first'")
 
-    def wrap(source: nn.Module, axis: MemberAxis, affine: Affine) -> SigmaNorm:
-        return SigmaWrappedNorm(source, axis, affine, channels_last=channels == "last")
-
+    wrap = partial(SigmaWrappedNorm, channels_last=channels == "last")
     _RULES[cls] = NormRule(build or wrap, shape or _of_weight)
 
 
@@ -226,10 +215,8 @@ def is_norm(module: nn.Module) -> bool:
     below = [p for child in module.children() for p in child.parameters()]
     if any(p.dim() > 1 for p in below) or any(is_norm(c) for c in module.children()):
         return False
-    tensors = dict(module.named_parameters(recurse=False)) | dict(
-        module.named_buffers(recurse=False)
-    )
-    named = any(tensors.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
+    held = module._parameters | module._buffers
+    named = any(held.get(n) is not None for n in ("weight", "scale", "gamma", "g"))
     return named or "weight" in module._parameters  # None without an affine
 
 
@@ -243,11 +230,9 @@ def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
 
 
 def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
-    """The rule for one norm.
+    """The rule for one norm, see :func:`is_norm`.
 
-    Args:
-        module: a norm, see :func:`is_norm`.
-        probed: results of probes so far, by class and settings. New results are added.
+    ``probed`` holds results of probes so far, by class and settings. New results are added.
     """
     cls = type(module)
     if isinstance(module, LazyModuleMixin):
@@ -268,18 +253,16 @@ def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = 
             "its forward was replaced on the instance, which may do more than normalise: delete "
             "the replacement, or make it a subclass"
         )
+    what = f"no rule covers {qualified_name(cls)}"
     for base in cls.__mro__:
         rule = _RULES.get(base) or _RULES.get(qualified_name(base))
-        if rule is None:
-            continue
-        inherits = getattr(cls, "forward") is getattr(base, "forward")  # noqa: B009
-        if inherits or not isinstance(rule, NormRule):
-            return rule
-        what = f"{cls.__name__} is a subclass of {base.__name__} with a forward of its own"
-        return _probed(module, what, {} if probed is None else probed)
-    return _probed(
-        module, f"no rule covers {qualified_name(cls)}", {} if probed is None else probed
-    )
+        if rule is not None:
+            inherits = getattr(cls, "forward") is getattr(base, "forward")  # noqa: B009
+            if inherits or not isinstance(rule, NormRule):
+                return rule
+            what = f"{cls.__name__} is a subclass of {base.__name__} with a forward of its own"
+            break
+    return _probed(module, what, {} if probed is None else probed)
 
 
 def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]) -> NormRule | str:
@@ -290,15 +273,12 @@ def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]
     if any(t.is_meta for t in module.parameters()):
         return f"{what}, and it lies on the meta device, where it cannot be tried: load it first"
     found = probe(module)
+    rule: NormRule | str
     if isinstance(found, Protocol):
-        build = partial(
-            SigmaWrappedNorm,
-            channels_last=found.channels_last,
-            neutral=found.neutral,
-            tail=found.tail,
-        )
-        scale = _weight if found.neutral else _weight_from_one
-        rule: NormRule | str = NormRule(build, lambda _: found.shape, scale=scale)
+        last, neutral, tail = found.channels_last, found.neutral, found.tail
+        build = partial(SigmaWrappedNorm, channels_last=last, neutral=neutral, tail=tail)
+        scale = _weight if neutral else _weight_from_one
+        rule = NormRule(build, lambda _: found.shape, scale=scale)
     else:
         rule = (
             f"{what}, and it does not compute weight ⊙ norm(x) + bias: {found}. Register a "

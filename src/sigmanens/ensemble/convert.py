@@ -178,7 +178,7 @@ def _convert(
         head = "copy" if init == "preserve" else "fresh"
     heads = [] if head == "shared" else find_heads(model, config.head_name, head)
     functional, output = _functional_norms(model, dict(norms), example)
-    audited = audit(model, config.layers, heads, head != "shared", functional.bypassed)
+    audited = audit(model, config.layers, heads, functional.bypassed)
     converted = [e.name for e in audited[0] if e.action == "converted"]
     task = config.task or _TASKS.get(
         str(getattr(getattr(model, "config", None), "problem_type", ""))

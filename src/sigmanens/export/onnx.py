@@ -1,4 +1,4 @@
-"""Leaving for ONNX: the ensemble's prediction as one file, compared with what it was made from."""
+"""The ensemble's prediction as one ONNX file, compared with what it was made from."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
-from sigmanens.export.program import BATCH, OUTPUTS, Task, reason, tensors
+from sigmanens.export.program import BATCH, OUTPUTS, Task, reason
 
-__all__ = ["MissingPackageError", "export_onnx"]
+__all__ = ["export_onnx"]
 
 TOLERANCE = 1e-4
 INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
@@ -36,12 +37,11 @@ def export_onnx(
 ) -> Path:
     """Write :meth:`~sigmanens.SigmaEnsemble.predict` as an ONNX file.
 
-    Inputs carry the names they have in the base's ``forward``, outputs those of
-    :class:`~sigmanens.Prediction`: ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), ``entropy``,
-    ``expected_entropy`` and ``modulation`` (B, …) in nats, for the ensemble's task. The batch
-    dimension is dynamic and called ``batch``; all other sizes are those of the example. Weights of
-    more than 1 GiB go into a file ``<name>.data`` beside it. An older file is replaced only by one
-    that was verified.
+    Inputs are named as in the base's ``forward``, outputs as in :class:`~sigmanens.Prediction`:
+    ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), ``entropy``, ``expected_entropy`` and
+    ``modulation`` (B, …) in nats, for the ensemble's task. The batch dimension is dynamic and
+    called ``batch``; all other sizes are those of the example. Weights of more than 1 GiB go into a
+    file ``<name>.data`` beside it. An older file is replaced only by one that was verified.
 
     Args:
         ensemble: M members, in any mode and on any device; left as it is.
@@ -81,7 +81,8 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         written = Path(folder) / path.name
-        converted.save(written, external_data=_weight_bytes(task.module) > INLINE_BYTES)
+        weights = chain(task.module.parameters(), task.module.buffers())
+        converted.save(written, external_data=sum(t.nbytes for t in weights) > INLINE_BYTES)
         if verify:
             _verify(task, written)
         for file in sorted(Path(folder).iterdir(), key=lambda f: f == written):  # the data first
@@ -98,31 +99,22 @@ def _refuse_half(ensemble: SigmaEnsemble) -> None:
             )
 
 
-def _weight_bytes(module: nn.Module) -> int:
-    tensors_held = [*module.parameters(), *module.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors_held)
-
-
 def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str] | None) -> Any:
     """torch's ONNX program, with its inputs, outputs and the batch dimension named."""
-    roots = dict(zip(task.tree, task.names, strict=True))
+    inputs = task.inputs
+    roots = dict(zip(inputs.tree, task.names, strict=True))
     names: list[str] = []
     axes: list[dict[int, str]] = []
-    for path in tensors(task.tree):
+    for path in inputs.tensors():
         root, dot, rest = path.partition(".")
         names.append((roots[root] + dot + rest).replace(".", "_"))
         # All inputs share the dimension: it is named at the first (naming it twice is warned of).
-        first = path in task.batched and not any(axes)
-        axes.append({task.batched[path]: BATCH} if first else {})
+        first = path in inputs.batched and not any(axes)
+        axes.append({inputs.batched[path]: BATCH} if first else {})
     converted = torch.onnx.export(
-        program,
-        dynamo=True,
-        input_names=names,
-        output_names=outputs,
-        dynamic_shapes=axes,
-        opset_version=opset,
-        verbose=False,
-    )
+        program, dynamo=True, input_names=names, output_names=outputs, dynamic_shapes=axes,
+        opset_version=opset, verbose=False,
+    )  # fmt: skip
     assert converted is not None
     for node in converted.model.graph.all_nodes():
         # Holds folders of this machine.
@@ -131,11 +123,7 @@ def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str]
 
 
 def _verify(task: Task, path: Path) -> None:
-    """Compare the file with the module it was made from, on one row and on more than were traced.
-
-    Raises:
-        ExportError: if ONNX Runtime refuses the file, or a result differs.
-    """
+    """Compare the file with its module, on one row and on more than were traced."""
     if find_spec("onnxruntime") is None:
         warnings.warn(
             f"{path.name} was not compared with the ensemble: onnxruntime is not installed "
@@ -149,35 +137,30 @@ def _verify(task: Task, path: Path) -> None:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised too
     try:
-        session = runtime.InferenceSession(
-            str(path), sess_options=options, providers=["CPUExecutionProvider"]
-        )
+        session = runtime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     except Exception as e:
         raise ExportError(
             f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
         ) from e
-    for rows in (1, task.size() + 1):
-        resized = task.resized(rows)
-        args, kwargs = resized.arguments()
+    for rows in (1, task.inputs.size + 1):
+        inputs = task.inputs.resized(rows)
         with torch.no_grad():
-            expected = task.module(*args, **kwargs)
-        values = tensors(resized.tree).values()
-        feeds = {
-            node.name: value.numpy()
-            for node, value in zip(session.get_inputs(), values, strict=True)
-        }
+            expected = inputs.call(task.module)
+        pairs = zip(session.get_inputs(), inputs.tensors().values(), strict=True)
+        feeds = {node.name: value.numpy() for node, value in pairs}
         try:
             results = session.run(OUTPUTS, feeds)
         except Exception as e:
             raise ExportError(f"ONNX Runtime fails on a batch of {rows}: {reason(e)}") from e
         for name, result in zip(OUTPUTS, results, strict=True):
             got = torch.from_numpy(result)
-            if got.shape != expected[name].shape:
+            want = expected[name]
+            if got.shape != want.shape:
                 raise ExportError(
                     f"on a batch of {rows}, ONNX Runtime gives '{name}' of shape "
-                    f"{tuple(got.shape)} instead of {tuple(expected[name].shape)}"
+                    f"{tuple(got.shape)} instead of {tuple(want.shape)}"
                 )
-            gap = float((got - expected[name]).abs().amax())
+            gap = float((got - want).abs().amax())
             if not gap <= TOLERANCE:
                 raise ExportError(
                     f"on a batch of {rows}, ONNX Runtime differs from the ensemble by {gap:.1e} in "

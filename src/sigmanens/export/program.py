@@ -1,14 +1,10 @@
-"""Leaving as one function: from the base's inputs to probabilities and their uncertainty.
-
-What :meth:`SigmaEnsemble.predict <sigmanens.SigmaEnsemble.predict>` computes, traced by
-``torch.export`` in evaluation mode, for a batch of any size, with the stored temperature.
-"""
+"""What ``SigmaEnsemble.predict`` computes as one function, traced by ``torch.export``."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +20,7 @@ from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = [
-    "BATCH",
-    "OUTPUTS",
-    "ExportError",
-    "InferenceModule",
-    "Task",
-    "export_program",
-    "reason",
-    "tensors",
-]
+__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason"]
 
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
@@ -44,13 +31,12 @@ def export_program(
 ) -> ExportedProgram:
     """Trace :meth:`~sigmanens.SigmaEnsemble.predict` with ``torch.export``.
 
-    The program takes the base's inputs, given as in the example (by position or by keyword), with
-    any batch size B ≥ 1 and all other sizes those of the example, and returns a dict of tensors:
-    ``probs`` (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``,
-    ``expected_entropy`` and ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds
-    a copy of the weights, the example, the temperature and the task (softmax, or a sigmoid for
-    each label) of this moment; it does not look for NaN. Members share passes as
-    ``ensemble.schedule`` says: all in one unless it is changed.
+    The program takes the base's inputs as in the example, by position or by keyword. The batch size
+    B ≥ 1 is free; all other sizes are those of the example. It returns a dict of tensors: ``probs``
+    (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``, ``expected_entropy`` and
+    ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds a copy of the weights, the
+    example, the temperature and the task; it does not look for NaN. Members share passes as
+    ``ensemble.schedule`` says.
 
     Args:
         ensemble: M members, in any mode; left as it is.
@@ -69,13 +55,7 @@ def export_program(
 
 
 class InferenceModule(nn.Module):
-    """An ensemble's prediction as a module whose result is a dict of tensors.
-
-    Args:
-        ensemble: M members in evaluation mode; not copied.
-        members: use the first k.
-        class_dim: dimension of the classes in one member's logits.
-    """
+    """The prediction of an ensemble's first k members, in evaluation mode, as a dict of tensors."""
 
     def __init__(self, ensemble: SigmaEnsemble, members: int, class_dim: int = 1) -> None:
         super().__init__()
@@ -89,9 +69,8 @@ class InferenceModule(nn.Module):
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
         with self.ensemble.axis.choosing(start=0, stop=self.members):
             logits = logits_of(self.ensemble(*args, **kwargs))
-        prediction = Prediction.from_logits(
-            logits, self.temperature, self.class_dim, self.ensemble.task
-        )
+        task = self.ensemble.task
+        prediction = Prediction.from_logits(logits, self.temperature, self.class_dim, task)
         return {name: getattr(prediction, name) for name in OUTPUTS}
 
 
@@ -113,14 +92,12 @@ class Task:
 
     Attributes:
         module: a copy of the ensemble, in evaluation mode, with its batch dimensions declared.
-        tree: inputs by position or name, a batch of at least 2.
-        batched: batch dimension of every batched tensor in the tree, by path.
-        names: the name of every input of the tree, in order.
+        inputs: a batch of at least 2.
+        names: the name of every input, in order.
     """
 
     module: nn.Module
-    tree: dict[str, Any]
-    batched: dict[str, int]
+    inputs: Inputs
     names: list[str]
 
     @classmethod
@@ -152,54 +129,16 @@ class Task:
         twin.predict(given, members=members, class_dim=class_dim)
         if inputs.size == 1:  # which a trace would take for a constant
             inputs = inputs.expand(2)
-        tree, batched = dict(inputs.tree), dict(inputs.batched)
-        declared = {path: batched.get(path) for path in tensors(tree)}
+        declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
         copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
         copied.temperature = twin.temperature
         k = twin.num_members if members is None else members
-        names = _input_names(twin.network, tree)
-        return cls(InferenceModule(copied, k, class_dim), tree, batched, names)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword inputs."""
-        args = tuple(v for k, v in self.tree.items() if k.isdigit())
-        return args, {k: v for k, v in self.tree.items() if not k.isdigit()}
-
-    def resized(self, rows: int) -> Task:
-        """The same with a batch of ``rows``: those of the tree, over and over."""
-
-        def pick(x: Tensor, path: str) -> Tensor:
-            if path not in self.batched:
-                return x
-            dim = self.batched[path]
-            index = torch.arange(rows, device=x.device) % x.shape[dim]
-            return x.index_select(dim, index)
-
-        return replace(self, tree=map_tensors(pick, self.tree))
-
-    def size(self) -> int:
-        """Rows of the batch in the tree."""
-        path, dim = next(iter(self.batched.items()))
-        return tensors(self.tree)[path].shape[dim]
-
-    def _dynamic_shapes(self) -> dict[str, Any]:
-        batch = Dim(BATCH, min=1)
-
-        def shape(_: Tensor, path: str) -> dict[int, Any]:
-            return {self.batched[path]: batch} if path in self.batched else {}
-
-        return {
-            name: map_tensors(shape, {key: value})[key] if tensors(value) else None
-            for name, (key, value) in zip(self.names, self.tree.items(), strict=True)
-        }
+        names = _input_names(twin.network, inputs.tree)
+        return cls(InferenceModule(copied, k, class_dim), inputs, names)
 
     def program(self) -> ExportedProgram:
-        """Trace the module.
-
-        Raises:
-            ExportError: if that fails.
-        """
+        """Trace the module; raises ExportError if that fails."""
         try:
             return self.trace()
         except Exception as e:
@@ -207,13 +146,22 @@ class Task:
 
     def trace(self) -> ExportedProgram:
         """Trace the module; raises what ``torch.export`` does."""
-        args, kwargs = self.arguments()
-        shapes = self._dynamic_shapes()
+        args, kwargs = self.inputs.arguments()
+        batch, batched = Dim(BATCH, min=1), self.inputs.batched
+
+        def shape(_: Tensor, path: str) -> dict[int, Any]:
+            return {batched[path]: batch} if path in batched else {}
+
+        tree = map_tensors(shape, dict(self.inputs.tree))
+        roots = {path.partition(".")[0] for path in self.inputs.tensors()}
+        shapes = {n: tree[k] if k in roots else None for n, k in zip(self.names, tree, strict=True)}
         module = _with_inputs(self.module, self.names)
         with warnings.catch_warnings():
             # torch's LSTM and GRU set their list of weights anew in a call, to the same tensors.
             warnings.filterwarnings("ignore", r"The tensor attributes? .*\._flat_weights\[")
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                module, tuple(args), kwargs, dynamic_shapes=shapes, strict=False
+            )
         for held in (program.state_dict, program.constants):
             held.update({key: _own_memory(value) for key, value in held.items()})
         return program
@@ -254,26 +202,12 @@ def reason(error: BaseException) -> str:
     return text.rstrip(".") if len(text) <= 300 else f"{text[:300]} …"
 
 
-def tensors(tree: Any) -> dict[str, Tensor]:
-    """The tensors in nested inputs by path, in order."""
-    found: dict[str, Tensor] = {}
-    map_tensors(lambda x, path: found.setdefault(path, x), tree)
-    return found
-
-
-def _input_names(network: nn.Module, tree: dict[str, Any]) -> list[str]:
+def _input_names(network: nn.Module, tree: Mapping[str, Any]) -> list[str]:
     """Names of the inputs: keywords, and for positions what ``forward`` calls them."""
     parameters = inspect.signature(network.forward).parameters.values()
-    positional = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-
-    def name(key: str) -> str:
-        if not key.isdigit():
-            return key
-        return positional[int(key)] if int(key) < len(positional) else f"input_{key}"
-
-    return [name(key) for key in tree]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = {str(i): p.name for i, p in enumerate(parameters) if p.kind in kinds}
+    return [named.get(key, f"input_{key}" if key.isdigit() else key) for key in tree]
 
 
 def _with_inputs(module: nn.Module, names: list[str]) -> nn.Module:

@@ -1,11 +1,8 @@
 """Save what the members add to a base network, and put it back on a fresh one.
 
-A checkpoint is a folder with ``sigmanens.json`` (format version, plan with the task, temperature,
-whether the statistics are frozen and which scales, fingerprint of the base, digests) and one
-safetensors file of the members' scales, carriers, shifts, statistics and heads, a few kilobytes for
-a small network.
-The JSON names the weights file and is replaced last, so that a save that dies half-way leaves the
-former checkpoint whole.
+A checkpoint is a folder with ``sigmanens.json`` (version, plan, settings, fingerprints of the base,
+digests) and one safetensors file of the members' scales, shifts, statistics and heads. The JSON
+names that file and is replaced last: a save that dies half-way leaves the former checkpoint whole.
 """
 
 from __future__ import annotations
@@ -28,12 +25,7 @@ from torch import Tensor, nn
 
 from sigmanens.conversion.build import Converted, build
 from sigmanens.conversion.config import ConversionConfig
-from sigmanens.conversion.fingerprint import (
-    Structure,
-    fingerprint,
-    own_keys,
-    shared_fingerprints,
-)
+from sigmanens.conversion.fingerprint import fingerprint, own_keys, shared_fingerprints, structure
 from sigmanens.conversion.plain import member
 from sigmanens.conversion.rules import qualified_name
 from sigmanens.errors import CheckpointError, ConversionError, InputError
@@ -74,35 +66,21 @@ def save(
     directory: str | Path,
     shared: str = "auto",
     *,
-    structure: Structure | None = None,
+    structure: Mapping[str, str] | None = None,
     patches: Sequence[tuple[str, str, Any]] = (),
     factory: str | Source | None = None,
 ) -> Path:
-    """Save what the members add to an untouched base.
-
-    A file that holds all shared tensors also says how the base is made, where that is known: by
-    timm, transformers or torchvision, or by the factory that is named.
+    """Save a converted network: see :meth:`sigmanens.SigmaEnsemble.save_pretrained`.
 
     Args:
         network: a converted network.
-        saved: what the checkpoint says besides.
-        directory: folder to write into; made if missing. An older checkpoint there is replaced.
-        shared: "auto" also saves shared tensors that training has changed since conversion,
-            "never" raises if there are any, "always" saves all.
+        saved: what the checkpoint says besides the tensors.
+        directory, shared, factory: as there.
         structure: of the network at conversion.
         patches: what conversion switched off in it.
-        factory: ``"package.module:function"`` that makes a network like the base, or a
-            :class:`~sigmanens.saving.source.Source` with keyword arguments; under "always".
-
-    Returns:
-        the path of the weights file; its size is what the members cost on disk.
 
     Raises:
-        CheckpointError: if the network was rebuilt since conversion (layers added, removed,
-            replaced, resized or parametrised), shared tensors changed under "never", the factory
-            makes another network, tensors have no values or are divided over ranks, or writing
-            fails. An older checkpoint then stays whole.
-        InputError: for an unknown ``shared``, or a factory without "always".
+        CheckpointError, InputError: as there. An older checkpoint then stays whole.
     """
     if factory is not None and shared != "always":
         raise InputError(
@@ -120,7 +98,6 @@ def save(
     check_values(network)
     if structure is not None:
         check_structure(network, structure)
-    state = {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)}
     own = own_keys(network)
     now = shared_fingerprints(network)
     base = saved.base_fingerprint
@@ -140,8 +117,9 @@ def save(
         except (InputError, ConversionError):  # a norm that has no plain form
             if factory is not None:
                 raise
-    kept = {k: v.detach().cpu().contiguous().clone() for k, v in state.items() if k in own | extra}
-    payload = save_tensors(kept)
+    state = network.state_dict().items()
+    kept = {k: v for k, v in state if k in own | extra and isinstance(v, Tensor)}
+    payload = save_tensors({k: v.detach().cpu().contiguous().clone() for k, v in kept.items()})
     digest = hashlib.sha256(payload).hexdigest()
     weights = f"sigmanens-{digest[:16]}.safetensors"
     meta = {
@@ -174,46 +152,33 @@ def save(
         raise CheckpointError(
             f"could not save to {folder}: {e.strerror or e}. What was there before is unchanged"
         ) from e
-    for old in folder.glob("sigmanens-*.safetensors"):
-        if old.name != weights:
-            with contextlib.suppress(OSError):
-                old.unlink()
+    for old in {*folder.glob("sigmanens-*.safetensors")} - {folder / weights}:
+        with contextlib.suppress(OSError):
+            old.unlink()
     return folder / weights
 
 
 def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converted, Saved]:
-    """Build the saved network on a copy of its base, or on a new one.
+    """Build the saved network on a copy of its base, or on a new one: see :func:`sigmanens.load`.
 
     Scale logits that were frozen while the rest was trained are frozen again.
-
-    Args:
-        directory: folder written by :func:`save`, on any device.
-        base: the unconverted network with the weights it had at conversion; the result lands on
-            its device and in its mode. None: the checkpoint holds them and says how the network is
-            made; the result lands on the CPU and in evaluation mode.
-
-    Raises:
-        CheckpointError: if files are missing, truncated or altered, the version is unknown, or the
-            base is not the one the checkpoint was made on; without a base, if the checkpoint does
-            not hold or cannot make it.
-        MissingPackageError: if the library that makes the network is not there.
     """
     folder = Path(directory)
     meta = _read_meta(folder)
     anew = base is None
     base = _new_base(folder, meta) if base is None else base
+    saved = _saved(folder, meta)
     try:
-        saved = _saved(meta)
         converted = build(base, saved.plan, generator=torch.Generator().manual_seed(0))
     except (ConversionError, InputError, KeyError) as e:
         raise CheckpointError(
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
-    ours = converted.base_fingerprint
     tensors = _read_weights(folder, meta)
     if anew:
         _like_the_saved(converted, tensors)
-    _fill(converted.network, folder, meta, tensors, ours, ours)
+    ours = converted.base_fingerprint
+    _fill(converted.network, set(meta["shared"]), saved, tensors, ours, ours)
     if anew:
         found = shared_fingerprints(converted.network)
         wrong = sorted(k for k in found if k not in tensors or fingerprint(tensors[k]) != found[k])
@@ -234,17 +199,16 @@ def _new_base(folder: Path, meta: Mapping[str, Any]) -> nn.Module:
     """The base with random weights, in evaluation mode."""
     source = meta.get("source")
     if source is None:
+        why = f"does not say how to make the {meta['base_class']} it was made on"
         lacking = set(meta["base"]) - set(meta["shared"])
-        why = (
-            f"does not hold {len(lacking)} of the base's tensors"
-            if lacking
-            else f"does not say how to make the {meta['base_class']} it was made on"
-        )
+        if lacking:
+            why = f"does not hold {len(lacking)} of the base's tensors"
         raise CheckpointError(
             f"the checkpoint in {folder} {why}. Give base=…, or save by save_pretrained(…, "
             "shared='always', factory='package.module:function')"
         )
-    return Source.from_dict(source).make(source["dtype"]).eval()
+    made = Source(str(source["name"]), dict(source["options"]), str(source["kind"]))
+    return made.make(source["dtype"]).eval()
 
 
 def _like_the_saved(converted: Converted, saved: Mapping[str, Tensor]) -> None:
@@ -253,7 +217,7 @@ def _like_the_saved(converted: Converted, saved: Mapping[str, Tensor]) -> None:
         wanted = (f"{name}." if name else "") + "offset" in saved
         if isinstance(module, SigmaNorm) and wanted != (module.offset is not None):
             module.offset = torch.zeros_like(module.logit) if wanted else None
-    converted.structure = Structure.of(converted.network)
+    converted.structure = structure(converted.network)
 
 
 def load_into(
@@ -264,6 +228,8 @@ def load_into(
 ) -> Saved:
     """Put a saved state into a network that was converted alike, in place.
 
+    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. After an error the network is as it was.
+
     Args:
         network: of the same base, converted in the same way or loaded from such a checkpoint.
         plan: how it was built.
@@ -272,18 +238,10 @@ def load_into(
 
     Returns:
         what the checkpoint says besides the tensors.
-
-    Raises:
-        CheckpointError: as for :func:`load`; if the network was converted otherwise; or if a
-            shared tensor has changed since conversion that the checkpoint, made when it had not,
-            does not hold. The network is then left as it was.
     """
     folder = Path(directory)
     meta = _read_meta(folder)
-    try:
-        saved = _saved(meta)
-    except (InputError, KeyError) as e:
-        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
+    saved = _saved(folder, meta)
     for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
         if mine != theirs and not (key == "task" and None in (mine, theirs)):
@@ -292,17 +250,21 @@ def load_into(
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
             )
     tensors = _read_weights(folder, meta)
-    _fill(network, folder, meta, tensors, shared_fingerprints(network), base_fingerprint)
+    ours = shared_fingerprints(network)
+    _fill(network, set(meta["shared"]), saved, tensors, ours, base_fingerprint)
     return saved
 
 
-def _saved(meta: Mapping[str, Any]) -> Saved:
-    return Saved(
-        ConversionConfig.from_dict(meta["plan"]),
-        {k: int(v, 16) for k, v in meta["base"].items()},
-        float(meta["temperature"]),
-        bool(meta.get("frozen_statistics", False)),
-    )
+def _saved(folder: Path, meta: Mapping[str, Any]) -> Saved:
+    try:
+        return Saved(
+            ConversionConfig.from_dict(meta["plan"]),
+            {k: int(v, 16) for k, v in meta["base"].items()},
+            float(meta["temperature"]),
+            bool(meta.get("frozen_statistics", False)),
+        )
+    except (InputError, KeyError) as e:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
 
 
 def is_checkpoint(directory: str | Path) -> bool:
@@ -312,19 +274,18 @@ def is_checkpoint(directory: str | Path) -> bool:
 
 def _fill(
     network: nn.Module,
-    folder: Path,
-    meta: Mapping[str, Any],
-    saved: Mapping[str, Tensor],
+    stored: set[str],
+    saved: Saved,
+    tensors: Mapping[str, Tensor],
     ours: Mapping[str, int],
     base: Mapping[str, int],
 ) -> None:
-    """Check everything, then copy the saved values.
+    """Check everything, then copy the saved tensors; ``stored`` are those of the base.
 
     ``ours``: fingerprints of the shared tensors as they are now; ``base``: at conversion.
     """
     kind = type(network).__name__
-    expected = {k: int(v, 16) for k, v in meta["base"].items()}
-    stored = set(meta["shared"])
+    expected = saved.base_fingerprint
     unsaved = (set(expected) | set(ours)) - stored
     wrong = sorted(k for k in unsaved if expected.get(k) != base.get(k))
     if wrong:
@@ -342,26 +303,22 @@ def _fill(
             "shared='always'"
         )
     needed = own_keys(network) | stored
-    if set(saved) != needed:
-        odd = sorted(set(saved) ^ needed)
+    if set(tensors) != needed:
+        odd = sorted(set(tensors) ^ needed)
         raise CheckpointError(
-            f"the weights in {folder} do not fit this {kind}: {len(odd)} tensors are missing or "
+            f"the saved weights do not fit this {kind}: {len(odd)} tensors are missing or "
             f"unexpected (first: '{odd[0]}')"
         )
     state = network.state_dict()
-    absent = sorted(needed - set(state))
-    if absent:
-        raise CheckpointError(
-            f"this {kind} has no tensor '{absent[0]}', which the checkpoint in {folder} holds"
-        )
-    for key, value in saved.items():
-        if state[key].shape != value.shape:
+    for key, value in tensors.items():
+        mine = tuple(state[key].shape) if key in state else "is absent"
+        if mine != tuple(value.shape):
             raise CheckpointError(
                 f"tensor '{key}' has shape {tuple(value.shape)} in the checkpoint and "
-                f"{tuple(state[key].shape)} in this {kind}"
+                f"{mine} in this {kind}"
             )
     with torch.no_grad():
-        for key, value in saved.items():
+        for key, value in tensors.items():
             state[key].copy_(value)
 
 
@@ -369,11 +326,8 @@ def _frozen_scales(network: nn.Module) -> list[str]:
     """Norms whose scale logits are not trained, in an ensemble of which something is."""
     if not any(p.requires_grad for p in network.parameters()):
         return []  # no choice of some, as after requires_grad_(False) for prediction
-    return [
-        n
-        for n, m in network.named_modules()
-        if isinstance(m, SigmaNorm) and not m.logit.requires_grad
-    ]
+    norms = [(n, m) for n, m in network.named_modules() if isinstance(m, SigmaNorm)]
+    return [n for n, m in norms if not m.logit.requires_grad]
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """How a base network is made anew, for checkpoints that hold all its tensors.
 
-A checkpoint names a model of timm, transformers or torchvision, or a function of the user's.
-Nothing is downloaded and nothing is unpickled: the network is made with random weights, and the
-checkpoint's take their place.
+A checkpoint names a model of timm, transformers or torchvision, or a function of the user's. The
+network is made with random weights; nothing is downloaded or unpickled.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,6 +27,7 @@ __all__ = ["Source", "find_source"]
 
 # Other keyword arguments of these libraries read files or download weights.
 _OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
+_SIMPLE = (bool, int, float, str, tuple, type(None))
 _PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
 
 
@@ -47,15 +47,6 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "factory"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Source:
-        """Inverse of :meth:`to_dict`."""
-        return cls(str(data["name"]), dict(data["options"]), str(data["kind"]))
-
     def make(self, dtype: str, device: str = "cpu") -> nn.Module:
         """The network, its weights random. Torch's random state is left as it was.
 
@@ -67,10 +58,7 @@ class Source:
             MissingPackageError: without the library. CheckpointError: if the name is not one that
                 may be called, or the call fails.
         """
-        make = {
-            "timm": self._timm, "transformers": self._transformers,
-            "torchvision": self._torchvision, "factory": self._factory,
-        }.get(self.kind)  # fmt: skip
+        make = _MAKERS.get(self.kind)
         if make is None or not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise CheckpointError(f"the network was made by {self}, which is unknown. Give base=…")
         odd = set(self.options) - _OPTIONS.get(self.kind, set(self.options))
@@ -82,78 +70,76 @@ class Source:
             raise MissingPackageError(f"making the network of {self} needs {library}")
         try:
             with own_random_state(), torch.device(device):
-                return make().to(getattr(torch, dtype))
+                made = make(self.name, **self.options)
+                assert isinstance(made, nn.Module), f"it made a {type(made).__name__}"
+                return made.to(getattr(torch, dtype))
         except CheckpointError:
             raise
         except Exception as e:
             raise CheckpointError(f"making the network of {self} failed: {e}. Give base=…") from e
 
-    def _timm(self) -> nn.Module:
-        timm = import_module("timm")
-        if not timm.is_model(self.name):  # others are names on a hub
-            raise CheckpointError(f"timm has no model {self.name!r}")
-        made: nn.Module = timm.create_model(self.name, pretrained=False, **self.options)
-        return made
-
-    def _transformers(self) -> nn.Module:
-        library = import_module("transformers")
-        cls: Any = getattr(library, self.name, None)
-        if library.PreTrainedModel not in getattr(cls, "__mro__", ()):
-            raise CheckpointError(f"transformers has no model class {self.name!r}")
-        config = cls.config_class.from_dict(self.options["config"])
-        attention = self.options["attention"]
-        if attention is not None and not re.fullmatch("[a-z0-9_]+", attention):  # one on a hub
-            raise CheckpointError(f"attention {attention!r} is not one of transformers' own")
-        config._attn_implementation = attention
-        if getattr(config, "use_pretrained_backbone", False):
-            config.use_pretrained_backbone = False  # its weights are in the checkpoint
-        made: nn.Module = cls(config)
-        return made
-
-    def _torchvision(self) -> nn.Module:
-        models = import_module("torchvision.models")
-        if self.name not in models.list_models():
-            raise CheckpointError(f"torchvision has no model {self.name!r}")
-        made: nn.Module = models.get_model(self.name, weights=None, **self.options)
-        return made
-
-    def _factory(self) -> nn.Module:
-        module, _, function = self.name.partition(":")
-        make: Any = getattr(import_module(module), function, None)
-        if not _makes_modules(make):
-            raise CheckpointError(
-                f"factory {self.name!r} is not called: expected 'package.module:function' of a "
-                "subclass of nn.Module, or of a function with the annotation '-> nn.Module'"
-            )
-        made = make(**self.options)
-        assert isinstance(made, nn.Module), f"it made a {type(made).__name__}"
-        return made
-
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
 
-def _makes_modules(make: Any) -> bool:
-    if isinstance(make, type):
-        return issubclass(make, nn.Module)
-    if not inspect.isfunction(make):
-        return False
-    made = get_type_hints(make).get("return")
-    return isinstance(made, type) and issubclass(made, nn.Module)
+def _timm(name: str, /, **options: Any) -> Any:
+    timm = import_module("timm")
+    if not timm.is_model(name):  # others are names on a hub
+        raise CheckpointError(f"timm has no model {name!r}")
+    return timm.create_model(name, pretrained=False, **options)
+
+
+def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -> Any:
+    library = import_module("transformers")
+    cls: Any = getattr(library, name, None)
+    if library.PreTrainedModel not in getattr(cls, "__mro__", ()):
+        raise CheckpointError(f"transformers has no model class {name!r}")
+    made = cls.config_class.from_dict(config)
+    if attention is not None and not re.fullmatch("[a-z0-9_]+", attention):  # one on a hub
+        raise CheckpointError(f"attention {attention!r} is not one of transformers' own")
+    made._attn_implementation = attention
+    if getattr(made, "use_pretrained_backbone", False):
+        made.use_pretrained_backbone = False  # its weights are in the checkpoint
+    return cls(made)
+
+
+def _torchvision(name: str, /, **options: Any) -> Any:
+    models = import_module("torchvision.models")
+    if name not in models.list_models():
+        raise CheckpointError(f"torchvision has no model {name!r}")
+    return models.get_model(name, weights=None, **options)
+
+
+def _factory(name: str, /, **options: Any) -> Any:
+    module, _, function = name.partition(":")
+    make: Any = getattr(import_module(module), function, None)
+    promised = get_type_hints(make).get("return") if inspect.isfunction(make) else make
+    if not isinstance(promised, type) or not issubclass(promised, nn.Module):
+        raise CheckpointError(
+            f"factory {name!r} is not called: expected 'package.module:function' of a subclass of "
+            "nn.Module, or of a function with the annotation '-> nn.Module'"
+        )
+    return make(**options)
+
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "timm": _timm,
+    "transformers": _transformers,
+    "torchvision": _torchvision,
+    "factory": _factory,
+}
 
 
 def find_source(
     plain: nn.Module, plan: ConversionConfig, factory: str | Source | None
 ) -> dict[str, Any] | None:
-    """What a checkpoint says of how to make its base anew.
+    """What a checkpoint says of how to make its base anew: the source and the dtype.
 
     Args:
         plain: one member as a plain network.
         plan: of the conversion.
-        factory: what the user named, or None to look among timm, transformers and torchvision.
-
-    Returns:
-        the source and the dtype, or None where no source makes such a network.
+        factory: what the user named. None looks among timm, transformers and torchvision, and
+            gives None where they make no such network.
 
     Raises:
         CheckpointError: if the factory makes another network. InputError: if it cannot be found
@@ -172,10 +158,10 @@ def find_source(
         odd = _odd(plain, source.make(dtype), plan)
         if odd is not None:
             raise CheckpointError(f"the factory {source.name!r} makes another network: {odd}")
-        return source.to_dict() | {"dtype": dtype}
+        return asdict(source) | {"dtype": dtype}
     for source in _candidates(plain):
         try:
-            json.dumps(source.to_dict())
+            json.dumps(source.options)
             try:
                 made = source.make(dtype, "meta")
             except CheckpointError:  # the model reads numbers while it is made
@@ -183,7 +169,7 @@ def find_source(
         except (CheckpointError, TypeError, ValueError):
             continue
         if _odd(plain, made, plan) is None:
-            return source.to_dict() | {"dtype": dtype}
+            return asdict(source) | {"dtype": dtype}
     return None
 
 
@@ -201,17 +187,13 @@ def _candidates(plain: nn.Module) -> list[Source]:
     if library == "timm":
         described: Any = getattr(plain, "pretrained_cfg", None) or {}
         name = described.get("architecture") if isinstance(described, Mapping) else None
-        options = {"num_classes": classes}
         first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
+        options = {"num_classes": classes}
         if first is not None and first.in_channels != 3:
             options["in_chans"] = first.in_channels
         sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
-        sources = [Source(str(name), options, library)] if name else []
-        if sized is not None:
-            sources += [
-                Source(s.name, options | {"img_size": list(sized)}, s.kind) for s in sources
-            ]
-        return sources
+        sizes: list[dict[str, Any]] = [{}, *([] if sized is None else [{"img_size": list(sized)}])]
+        return [Source(str(name), options | size, library) for size in sizes] if name else []
     if library == "torchvision":
         models = import_module("torchvision.models")
         return [
@@ -224,44 +206,31 @@ def _candidates(plain: nn.Module) -> list[Source]:
 
 def _odd(plain: nn.Module, made: nn.Module, plan: ConversionConfig) -> str | None:
     """What differs between a member and a new network: layers, settings or tensors."""
-    fresh = plan.heads if plan.head == "fresh" else ()
-    ours, theirs = (_described(m, plan.norms, fresh) for m in (plain, made))
-    for key in (*ours, *theirs):
-        if ours.get(key) != theirs.get(key):
-            return f"{key} is {theirs.get(key)} instead of {ours.get(key)}"
-    return None
+    ours, theirs = (_described(network, plan) for network in (plain, made))
+    key = next((k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k)), None)
+    return None if key is None else f"{key} is {theirs.get(key)} instead of {ours.get(key)}"
 
 
-def _described(
-    network: nn.Module, norms: tuple[str, ...], fresh: tuple[str, ...]
-) -> dict[str, Any]:
+def _described(network: nn.Module, plan: ConversionConfig) -> dict[str, Any]:
     """Classes and settings of all modules, shapes and dtypes of all tensors, by name.
 
     Of converted norms the class, of fresh heads the sizes.
     """
+    fresh = plan.heads if plan.head == "fresh" else ()
     heads = tuple(f"{name}." for name in fresh)
+    changed = (*heads, *(f"{name}." for name in plan.norms))
     found: dict[str, Any] = {}
     for name, module in network.named_modules(remove_duplicate=False):
         if name in fresh:
             linear = last_linear(module)
-            sizes = None if linear is None else (linear.in_features, linear.out_features)
-            found[f"head '{name}'"] = sizes
-        elif not name.startswith(heads or "\0"):
+            found[f"head '{name}'"] = linear and (linear.in_features, linear.out_features)
+        elif not name.startswith(heads):
             found[f"layer '{name}'"] = type(module)
-            if name not in norms:
-                found[f"settings of '{name}'"] = _settings(module)
+            if name not in plan.norms:
+                simple = {k: v for k, v in vars(module).items() if isinstance(v, _SIMPLE)}
+                public = {k: v for k, v in simple.items() if k not in _PASSING and k[:1] != "_"}
+                found[f"settings of '{name}'"] = (public, module.extra_repr())
     for key, tensor in network.state_dict().items():
-        inside = any(key.startswith(f"{name}.") for name in (*norms, *fresh))
-        if isinstance(tensor, Tensor) and not inside:
+        if isinstance(tensor, Tensor) and not key.startswith(changed):
             found[f"tensor '{key}'"] = (tuple(tensor.shape), tensor.dtype)
     return found
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    simple = (bool, int, float, str, tuple, type(None))
-    public = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, simple) and not key.startswith("_") and key not in _PASSING
-    }
-    return public | {"": module.extra_repr()}
