@@ -8,13 +8,11 @@ With :math:`s_{m} = \sigma(\gamma_{m})` of one channel and a softmax over the me
               + \tfrac{M}{\tau} \big( \mathrm{LME}_\tau(s_{\ell,i}) - \bar s_{\ell,i} \big) \Big],
 
 where :math:`\mathrm{LME}_\tau(s) = \tau \log \frac1M \sum_j e^{s_j/\tau}` is a soft maximum.
-Training minimises L, which widens the gap between the soft maximum and the mean of the scales. The
-gradient is :math:`\partial L/\partial\gamma_j = \frac{\lambda}{\tau} s_j (1 - s_j)(1 - M p_j)`.
+Training widens the gap between the soft maximum and the mean of the scales.
 
 ``form="mean"`` is the gap alone, averaged over all N regularised channels:
-:math:`L' = -\Lambda \cdot \mathrm{mean}[\mathrm{LME}_\tau(s) - \bar s]`. It is bounded, and its
-weight means the same for networks of any size. L and L' differ by a constant if
-:math:`\Lambda = \lambda M N / \tau`.
+:math:`L' = -\Lambda \cdot \mathrm{mean}[\mathrm{LME}_\tau(s) - \bar s]`. Its weight means the same
+for networks of any size. L and L' differ by a constant if :math:`\Lambda = \lambda M N / \tau`.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ Dial = float | Callable[[float], float]
 class Diversity:
     """The penalty on an ensemble's scales.
 
-    A setting that changes in training is a function of the progress, which goes from 0 to 1. The
-    training loop says the progress. ``EnsembleModule``, ``EnsembleTrainer``, the estimator and the
-    command line do that by themselves:
+    A setting may be a function of the training's progress, 0 to 1. Your training loop says it; the
+    integrations and the command line do that by themselves:
 
         diversity = sn.Diversity(tau=0.5, weight=sn.diversity.Ramp(0.01, start=0.2, length=0.3))
         for step in range(total):
@@ -58,8 +55,7 @@ class Diversity:
     Args:
         tau: temperature τ > 0 of the softmax over members, or a function of progress. A low τ gives
             each channel to one member; at a high τ the penalty acts weakly and the task decides.
-        weight: λ ≥ 0 for ``form="sum"``, Λ ≥ 0 for ``form="mean"``, or a function of progress such
-            as :class:`~sigmanens.diversity.Ramp`.
+        weight: λ ≥ 0 for ``form="sum"``, Λ ≥ 0 for ``form="mean"``, or a function of progress.
         layers: "auto" = the paper's rule for known blocks, "all" = every converted norm, a regex,
             a list of dotted names, or a callable ``(name, layer) -> bool``.
         form: "sum" as in the paper, or "mean", which is bounded.
@@ -91,8 +87,6 @@ class Diversity:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _chosen=WeakKeyDictionary())
-
-    # -- settings --------------------------------------------------------------------------------
 
     @property
     def tau(self) -> Dial:
@@ -173,8 +167,6 @@ class Diversity:
             )
         return self._now
 
-    # -- layers ----------------------------------------------------------------------------------
-
     @property
     def layers(self) -> LayerSelector:
         """Which converted norms are regularised, as it was given."""
@@ -192,11 +184,9 @@ class Diversity:
 
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
         """The regularised norms. They are chosen and checked at the first use of an ensemble."""
-        names = self._chosen.get(ensemble)
-        if names is None:
-            names = self._choose(ensemble)
-            self._chosen[ensemble] = names
-        found = [ensemble.network.get_submodule(n) for n in names]
+        if ensemble not in self._chosen:
+            self._chosen[ensemble] = self._choose(ensemble)
+        found = [ensemble.network.get_submodule(n) for n in self._chosen[ensemble]]
         return [m for m in found if isinstance(m, SigmaNorm)]
 
     def _choose(self, ensemble: SigmaEnsemble) -> list[str]:
@@ -221,8 +211,6 @@ class Diversity:
                 stacklevel=4,
             )
         return names
-
-    # -- the penalty -----------------------------------------------------------------------------
 
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
         """The penalty: (), float32 or wider, also under autocast.
@@ -275,8 +263,7 @@ def log_softmax_sum(s: Tensor, tau: float | Tensor) -> Tensor:
 def gap(s: Tensor, tau: float | Tensor) -> Tensor:
     r""":math:`\mathrm{LME}_\tau(s) - \bar s` of each channel, in [0, 1): s (M, N) → (N,).
 
-    At τ ≥ 0.1 the gap may be a small difference of large terms; expm1 and log1p keep its digits.
-    Below, e^{1/τ} may overflow, and a log-sum-exp is used.
+    At τ ≥ 0.1 expm1 and log1p keep the digits of a small gap. Below, e^{1/τ} may overflow.
     """
     centred = (s - s.mean(0)) / tau
     if isinstance(tau, Tensor):

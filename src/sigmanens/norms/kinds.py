@@ -1,9 +1,8 @@
 """One class for each pair of a σNorm and the norm it replaces, an instance of both.
 
-Code around a network looks for torch's classes: ``isinstance(m, nn.BatchNorm2d)`` decides what is
-frozen, re-estimated or kept out of weight decay. A converted ``nn.BatchNorm2d`` therefore has the
-class ``SigmaBatchNorm2d``, derived from :class:`~sigmanens.norms.SigmaBatchNorm` first and from
-``nn.BatchNorm2d`` second. Classes are made when they are first needed, and once.
+Code around a network asks ``isinstance(m, nn.BatchNorm2d)``. A converted ``nn.BatchNorm2d``
+therefore has the class ``SigmaBatchNorm2d``, derived from ``SigmaBatchNorm`` first and from
+``nn.BatchNorm2d`` second. Each class is made once, when it is first needed.
 """
 
 from __future__ import annotations
