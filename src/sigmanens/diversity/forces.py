@@ -63,14 +63,10 @@ def trajectory(
     """Train on the penalty alone from γ ~ N(0, 1), and measure the cosine of σ(γ) at each step.
 
     Args:
-        tau: τ > 0.
-        members: M ≥ 2.
-        weight: λ of the "sum" form.
+        tau, members, weight: τ > 0, M ≥ 2, and λ of the "sum" form.
         optimizer: makes the optimizer of [γ], without weight decay; by default SGD as for the
             paper's CNNs: rate 0.1 × 100, momentum 0.9.
-        channels: number of channels.
-        steps: optimizer steps.
-        seed: of the start.
+        channels, steps, seed: number of channels and optimizer steps; seed of the start.
 
     Returns:
         mean pairwise cosines (steps + 1,), float64; the first is that of the start, about 0.85.

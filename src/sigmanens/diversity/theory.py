@@ -1,9 +1,8 @@
 r"""The map from τ to owners: what the diversity penalty alone prefers, and what it reaches.
 
 An *owner* of a channel is a member with σ(γ) > ½. With k members at 1 and M - k at 0 the bounded
-penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M]. The k that minimises it is the *preferred* number.
-Every corner 1 ≤ k < M is locally stable, so the number that gradient descent *reaches* from
-γ ~ N(0, 1) depends on the start and is larger. It is simulated here and cached (arXiv 2607.23860).
+penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M] (arXiv 2607.23860), which the *preferred* k
+minimises. Descent from γ ~ N(0, 1) *reaches* a larger number, which is simulated and cached.
 """
 
 from __future__ import annotations

@@ -78,13 +78,9 @@ class Computed(Tensor):
 
 
 def computed(value: Tensor, source: nn.Parameter | None, refusal: str) -> Tensor:
-    """A tensor to read; writing to it raises InputError.
+    """A tensor to read; a write raises InputError with the refusal. Compilers get the plain value.
 
-    Args:
-        value: what reading gives, any shape. Compilers and function transforms get it as it is.
-        source: the parameter whose ``requires_grad`` is read and set in its place; None for a
-            value that never requires a gradient.
-        refusal: what is wrong with a write, and what to do instead.
+    ``requires_grad`` is read and set on the source; without one it is always False.
     """
     if type(value) is not Tensor or not is_eager():
         return value

@@ -8,11 +8,10 @@ preserve   :math:`c_m\sigma(\gamma_m) = w`, the base's scale           in γ, no
 paper      :math:`k\,\sigma(\gamma) = w,\ k = \max_c|w_c| / 0.95`      no: fresh heads part them
 ========== =========================================================== =========================
 
-"preserve" draws γ as "normal" does and freezes the carrier :math:`c_m = w / \sigma(\gamma_m)`; a
-channel with :math:`w = 0` gets a carrier of the layer's usual size and the frozen offset
-:math:`o_m = -c_m\sigma(\gamma_m)`, so that it is exact and still trainable. "paper" is the
-conversion of arXiv 2607.23860 and needs positive scales. Under ``scale="linear"`` the factor
-itself is drawn by the gain rule of FiLM-Ensemble (arXiv 2206.00050): uniform with Xavier bound
+"preserve" freezes the carrier :math:`c_m = w / \sigma(\gamma_m)`. A channel with :math:`w = 0` gets
+a carrier of the layer's usual size and the offset :math:`o_m = -c_m\sigma(\gamma_m)`: it is exact
+and still trains. "paper" (arXiv 2607.23860) needs positive scales. Under ``scale="linear"`` the
+factor is drawn as in FiLM-Ensemble (arXiv 2206.00050): uniform with Xavier bound
 :math:`a = \sqrt{6/(M + C)}` around 0 from scratch, around 1 under "preserve".
 """
 

@@ -15,10 +15,7 @@ __all__ = ["own_class", "stand_for"]
 
 
 def stand_for(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Make a layer an instance of ``kind`` too; its methods stay its own where both have them.
-
-    A class that cannot be derived from any more is passed over for its bases.
-    """
+    """Make a layer an instance of ``kind`` too, or of the first base that can be derived from."""
     own = own_class(layer)
     for base in kind.__mro__:
         try:

@@ -127,8 +127,8 @@ class SigmaNorm(MemberNorm):
 
     def shifts(self) -> Tensor | None:
         """Shifts (M, *S) or shared (1, *S), at least float32, or None."""
-        shared = self.shift is not None and self.shift.dim() < self.logit.dim()
-        return self.shift.unsqueeze(0) if shared else self.shift
+        shift = self.shift
+        return shift if shift is None or shift.dim() == self.logit.dim() else shift.unsqueeze(0)
 
     def _apart(self, scale: Tensor) -> Tensor:
         count = scale.numel()

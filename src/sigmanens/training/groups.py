@@ -44,8 +44,7 @@ def param_groups(
             where an ensemble has none.
 
     Returns:
-        groups with "params", "lr", "weight_decay", "name" and "lr_mult" (the factor on ``lr``);
-        empty ones are left out.
+        the groups that are not empty, with a "name" and "lr_mult", the factor on ``lr``.
 
     Raises:
         InputError: for a rate, decay or factor out of range, or if nothing requires a gradient.

@@ -67,8 +67,9 @@ class EnsembleLoss:
             raise InputError(f"loss is {loss!r}; expected a function (logits, target) -> ()")
         if diversity is not None and not isinstance(diversity, Diversity):
             raise InputError(f"diversity is {diversity!r}; expected a Diversity or None")
-        partial = isinstance(loss, functools.partial)
-        given = loss.keywords if partial else getattr(loss, "__dict__", {})
+        given = getattr(loss, "__dict__", {})
+        if isinstance(loss, functools.partial):
+            given = loss.keywords
         if given.get("reduction", "mean") != "mean":
             raise InputError(
                 f"the loss has reduction={given['reduction']!r}; expected 'mean': the members' "
