@@ -3,8 +3,8 @@
 ``torch.manual_seed`` seeds every device, and ``torch.random.fork_rng`` over all of them makes a
 context on each, which a job with one process per device cannot afford.
 
-All threads of a process draw from the same generators of torch. So only one thread at a time can be
-in a block that seeds them; the others wait. Threads that draw outside such a block are not held up.
+All threads draw from the same generators of torch. So only one at a time is in a block that seeds
+them; the others wait. Threads that draw outside such a block are not held up.
 """
 
 from __future__ import annotations

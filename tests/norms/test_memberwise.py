@@ -32,11 +32,19 @@ def arguments(
     }
 
 
+def call(
+    fn: Any, x: Tensor, mean: Any, var: Any, scale: Tensor, shift: Any = None, **rest: Any
+) -> Tensor:
+    """Result of ``batch_norm``, or of its reference, on arguments by name."""
+    found: Tensor = fn(x, (mean, var, scale, shift), **rest)
+    return found
+
+
 def run(fn: Any, given: dict[str, Any], training: bool, weights: Tensor) -> dict[str, Tensor]:
     """Result, gradients and buffers of a function on copies of its arguments."""
     own = {k: v.clone() if isinstance(v, Tensor) else v for k, v in given.items()}
     leaves = {n: own[n].requires_grad_() for n in ("x", "scale", "shift") if own[n] is not None}
-    y = fn(**own, training=training)
+    y = call(fn, **own, training=training)
     (y * weights).sum().backward()
     found = {"y": y.detach(), "mean": own["mean"], "var": own["var"]}
     return found | {f"d{n}": t.grad for n, t in leaves.items()}
@@ -77,7 +85,7 @@ def test_the_memory_format_is_kept_and_nothing_is_copied_on_the_way(form: Any) -
     given = arguments(3, 4, (4, 3, 2), "shared", torch.float32)
     given["x"] = given["x"].contiguous(memory_format=form)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        y = memberwise.batch_norm(**given, training=True)
+        y = call(memberwise.batch_norm, **given, training=True)
     assert y.is_contiguous(memory_format=form)
     called = {e.key for e in seen.key_averages()}
     assert "aten::native_batch_norm" in called
@@ -92,7 +100,8 @@ def test_gradients_can_be_differentiated_again(training: bool, shift: str) -> No
     leaves = [t.requires_grad_() if t is not None else None for t in leaves]
 
     def fn(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
-        return memberwise.batch_norm(x=x, scale=scale, shift=shift, training=training, **given)
+        own = {"x": x, "scale": scale, "shift": shift}
+        return call(memberwise.batch_norm, **own, training=training, **given)
 
     inputs = [t for t in leaves if t is not None]
     assert torch.autograd.gradcheck(fn, inputs)
@@ -101,9 +110,9 @@ def test_gradients_can_be_differentiated_again(training: bool, shift: str) -> No
 
 def test_members_do_not_see_each_other() -> None:
     given = arguments(3, 4, (4, 3, 2), "member", torch.float32)
-    before = memberwise.batch_norm(**given, training=True)
+    before = call(memberwise.batch_norm, **given, training=True)
     given["x"][4:8] *= 100
-    after = memberwise.batch_norm(**given, training=True)
+    after = call(memberwise.batch_norm, **given, training=True)
     assert torch.equal(before[:4], after[:4])
     assert torch.equal(before[8:], after[8:])
 
@@ -113,7 +122,8 @@ def test_function_transforms_and_compilers_get_what_they_understand() -> None:
     x, scale = given.pop("x"), given.pop("scale")
 
     def loss(scale: Tensor) -> Tensor:
-        return memberwise.batch_norm(x=x, scale=scale, training=False, **given).square().sum()
+        y = call(memberwise.batch_norm, x=x, scale=scale, training=False, **given)
+        return y.square().sum()
 
     leaf = scale.clone().requires_grad_()
     loss(leaf).backward()

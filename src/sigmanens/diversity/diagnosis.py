@@ -1,8 +1,7 @@
 """Diagnosis: what is wrong with an ensemble's diversity, with the numbers and the likely fix.
 
 Each function judges some measurements, and returns a :class:`Finding` or None. :func:`diagnose`
-measures an ensemble and calls them all. ``DiversityMonitor`` calls them during a training with
-Lightning.
+calls them all.
 """
 
 from __future__ import annotations
@@ -84,40 +83,33 @@ def one_model(
 ) -> Finding | None:
     """Find members that all give the same answers.
 
-    Args:
-        disagreement: of the members' classes, a fraction.
-        modulation: mutual information of label and member, nats.
-        entropy: of the averaged prediction, nats.
-        cosine: of the scales; NaN if it is not known.
-        dropout: disagreement of a member with itself under dropout, a fraction.
-        step: number of training steps so far, for the message.
+    Disagreements are fractions, ``dropout`` that of a member with itself under dropout. Modulation
+    and entropy are in nats. The cosine is that of the scales, NaN if it is not known. ``step``, the
+    training steps so far, goes into the message.
     """
     when = "" if step is None else f"after {step} steps "
     numbers = {"disagreement": disagreement, "modulation": modulation, "entropy": entropy}
-    scales = ""
-    if not math.isnan(cosine):
-        numbers["cosine"] = cosine
-        scales = f", cosine of the scales {cosine:.3f}"
+    numbers |= {} if math.isnan(cosine) else {"cosine": cosine}
+    scales = "" if math.isnan(cosine) else f", cosine of the scales {cosine:.3f}"
     advice = (
         "Averaging gains little so far. Train longer, or the scales faster (scale_lr_mult), raise "
         "the penalty's weight, or convert with head='fresh'"
     )
     alike = modulation <= MODULATION * entropy or cosine > SAME_COSINE
     if disagreement <= DISAGREEMENT and alike:
-        return Finding(
-            "one model",
-            f"{when}the members answer as one model: disagreement {disagreement:.4f}, modulation "
-            f"{modulation:.2g} of {entropy:.2g} nats{scales}. {advice}",
-            numbers,
+        what = (
+            f"the members answer as one model: disagreement {disagreement:.4f}, modulation "
+            f"{modulation:.2g} of {entropy:.2g} nats"
         )
-    if disagreement < dropout:
-        return Finding(
-            "one model",
-            f"{when}the members differ less than one of them does from itself under dropout: "
-            f"disagreement {disagreement:.4f} against {dropout:.4f}{scales}. {advice}",
-            numbers | {"dropout": dropout},
+    elif disagreement < dropout:
+        numbers["dropout"] = dropout
+        what = (
+            "the members differ less than one of them does from itself under dropout: "
+            f"disagreement {disagreement:.4f} against {dropout:.4f}"
         )
-    return None
+    else:
+        return None
+    return Finding("one model", f"{when}{what}{scales}. {advice}", numbers)
 
 
 def frozen_partition(
@@ -125,10 +117,7 @@ def frozen_partition(
 ) -> Finding | None:
     """Find channels that the penalty has shared out before the task could. Ask in the first steps.
 
-    Args:
-        cosine: of the regularised scales.
-        saturation: fraction of them within 0.02 of 0 or 1.
-        step: number of training steps so far, for the message.
+    Cosine and saturation are those of the regularised scales.
     """
     if not (cosine < PARTED_COSINE and saturation > SATURATED):
         return None
@@ -146,10 +135,7 @@ def frozen_partition(
 def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> Finding | None:
     """Find members that have lost more than averaging gains.
 
-    Args:
-        member_nll: mean NLL of the members, nats.
-        ensemble_nll: NLL of their average, nats.
-        single_nll: NLL of one network trained in the same way, nats.
+    NLLs in nats: mean of the members, of their average, of one network trained in the same way.
     """
     lost, gained = member_nll - single_nll, member_nll - ensemble_nll
     if not lost > gained:
@@ -166,10 +152,7 @@ def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> F
 
 
 def flat_dial(tau: float, members: int) -> Finding | None:
-    """Find a τ where turning τ changes little (outside :func:`flat_range`).
-
-    The first call for an M simulates the map from τ to owners, which takes a second or two.
-    """
+    """Find a τ where turning τ changes little: outside ``flat_range``."""
     slope = theory.owners_per_doubling(tau, members)
     if slope >= theory.FLAT * members / 2:
         return None
@@ -192,11 +175,7 @@ def flat_dial(tau: float, members: int) -> Finding | None:
 def outweighed_task(penalty: float, task: float, *, tau: float, weight: float) -> Finding | None:
     """Find a penalty that pulls at the scales much harder than the task does.
 
-    Args:
-        penalty: norm of the penalty's gradient with respect to the scale logits γ.
-        task: norm of the task's gradient with respect to the same.
-        tau: τ of the penalty.
-        weight: λ or Λ.
+    ``penalty`` and ``task`` are the norms of their gradients in γ, as of :func:`pull_norms`.
     """
     if not penalty > OUTWEIGHS * task:
         return None
@@ -211,19 +190,13 @@ def outweighed_task(penalty: float, task: float, *, tau: float, weight: float) -
     )
 
 
-# -- measurements --------------------------------------------------------------------------------
-
-
 def pull_norms(
     ensemble: SigmaEnsemble, diversity: Diversity, task: Tensor | None = None
 ) -> tuple[float, float]:
     """Norms of the penalty's and of the task's gradient with respect to the regularised γ.
 
-    Args:
-        ensemble: the ensemble.
-        diversity: the penalty.
-        task: the task's loss (); its graph is kept. None: read the gradients that the scales hold
-            between backward and the optimizer's step, which are those of task and penalty together.
+    ``task`` is the task's loss (); its graph is kept. None: read the gradients that the scales hold
+    between backward and the optimizer's step, which are those of task and penalty together.
 
     Raises:
         InputError: if the scales are frozen, or hold no gradients.
@@ -237,12 +210,12 @@ def pull_norms(
     if task is not None:
         others = torch.autograd.grad(task, logits, retain_graph=True, allow_unused=True)
         return _norm(own), _norm(t for t in others if t is not None)
-    total = [logit.grad for logit in logits]
-    if any(g is None for g in total):
+    total = [logit.grad for logit in logits if logit.grad is not None]
+    if len(total) < len(logits):
         raise InputError(
             "the scales hold no gradients; call this between backward and the optimizer's step"
         )
-    return _norm(own), _norm(g - p for g, p in zip(total, own, strict=True) if g is not None)
+    return _norm(own), _norm(g - p for g, p in zip(total, own, strict=True))
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
@@ -253,12 +226,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 def nlls(member_log_probs: Tensor, labels: Tensor) -> tuple[float, float]:
     """Mean NLL of the members, and NLL of their average, in nats.
 
-    Args:
-        member_log_probs: log-probabilities or logits (M, B, C), nats.
-        labels: class indices (B,), int64.
-
-    Raises:
-        InputError, NonFiniteError: as :func:`sigmanens.diversity.jensen_gap`.
+    Arguments (M, B, C) and (B,), and errors as for :func:`sigmanens.diversity.jensen_gap`.
     """
     gain = measures.jensen_gap(member_log_probs, labels)
     log_p = torch.log_softmax(member_log_probs.detach().double(), 2)
@@ -288,9 +256,6 @@ def dropout_disagreement(ensemble: nn.Module, x: Any, seed: int = 0) -> float:
             layer.train()
         first, second = (logits_of(ensemble(*args, **kwargs)).argmax(2) for _ in range(2))
         return float((first != second).double().mean())
-
-
-# -- all of it -----------------------------------------------------------------------------------
 
 
 def diagnose(
@@ -338,18 +303,11 @@ def diagnose(
         found.append(_SYMMETRIC)
     elif member_log_probs is not None:
         prediction = Prediction.from_logits(member_log_probs.detach().double())
-        found.append(
-            one_model(
-                measures.disagreement(member_log_probs),
-                float(prediction.modulation.mean()),
-                float(prediction.entropy.mean()),
-                cosine=measures.cosine(ensemble, "auto" if diversity is None else diversity.layers),
-                dropout=dropout,
-            )
-        )
-    if single_nll is not None:
-        assert member_log_probs is not None
-        assert labels is not None
+        uncertainties = [float(t.mean()) for t in (prediction.modulation, prediction.entropy)]
+        cosine = measures.cosine(ensemble, "auto" if diversity is None else diversity.layers)
+        differ = measures.disagreement(member_log_probs)
+        found.append(one_model(differ, *uncertainties, cosine=cosine, dropout=dropout))
+    if single_nll is not None and member_log_probs is not None and labels is not None:
         found.append(weak_members(*nlls(member_log_probs, labels), single_nll))
     if early is not None:
         found.append(frozen_partition(*early))

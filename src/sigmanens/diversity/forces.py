@@ -17,15 +17,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sigmanens.diversity.theory import check_members, check_temperature
+from sigmanens.diversity.theory import check, check_temperature
 
-__all__ = [
-    "equal_sharing_curvature",
-    "force",
-    "full_sharing_pull",
-    "steps_to",
-    "trajectory",
-]
+__all__ = ["equal_sharing_curvature", "force", "full_sharing_pull", "steps_to", "trajectory"]
 
 
 def force(s: Tensor, tau: float, weight: float) -> Tensor:
@@ -43,8 +37,7 @@ def full_sharing_pull(tau: float, members: int, weight: float) -> float:
     Raises:
         DiversityError: for τ ≤ 0 or M < 2.
     """
-    check_temperature(tau)
-    check_members(members)
+    check(tau, members)
     return weight * (1 / tau + members * math.log1p(math.expm1(-1 / tau) / members))
 
 
@@ -52,9 +45,6 @@ def equal_sharing_curvature(tau: float, weight: float) -> float:
     """Curvature λ/τ² of the task's loss in σ(γ), in nats, above which equal members stay equal.
 
     Near equal scales the penalty pushes member j away from the mean by (λ/τ²)(s_j - mean s).
-
-    Raises:
-        DiversityError: for τ ≤ 0.
     """
     check_temperature(tau)
     return weight / tau**2
@@ -73,14 +63,10 @@ def trajectory(
     """Train on the penalty alone from γ ~ N(0, 1), and measure the cosine of σ(γ) at each step.
 
     Args:
-        tau: τ > 0.
-        members: M ≥ 2.
-        weight: λ of the "sum" form.
+        tau, members, weight: τ > 0, M ≥ 2, and λ of the "sum" form.
         optimizer: makes the optimizer of [γ], without weight decay; by default SGD as for the
             paper's CNNs: rate 0.1 × 100, momentum 0.9.
-        channels: number of channels.
-        steps: optimizer steps.
-        seed: of the start.
+        channels, steps, seed: number of channels and optimizer steps; seed of the start.
 
     Returns:
         mean pairwise cosines (steps + 1,), float64; the first is that of the start, about 0.85.
@@ -88,8 +74,7 @@ def trajectory(
     Raises:
         DiversityError: for τ ≤ 0 or M < 2.
     """
-    check_temperature(tau)
-    check_members(members)
+    check(tau, members)
     generator = torch.Generator().manual_seed(seed)
     gamma = torch.randn(members, channels, generator=generator)
     descent = (optimizer or partial(torch.optim.SGD, lr=10.0, momentum=0.9))([gamma])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.conversion.blocks import select
@@ -36,24 +38,24 @@ SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB
 def _norms(source: Source, layers: LayerSelector) -> list[SigmaNorm]:
     if isinstance(source, Iterable) and not isinstance(source, nn.Module):
         given = list(source)
-        wrong = [type(m).__name__ for m in given if not isinstance(m, SigmaNorm)]
+        wrong = [
+            f"a {type(m).__name__} among the layers" for m in given if not isinstance(m, SigmaNorm)
+        ]
         if wrong or not given:
-            raise InputError(
-                f"got {f'a {wrong[0]} among the layers' if wrong else 'no layer'}; expected a "
-                "SigmaEnsemble or its σNorm layers"
-            )
+            got = [*wrong, "no layer"][0]
+            raise InputError(f"got {got}; expected a SigmaEnsemble or its σNorm layers")
         return given
     ensemble = as_ensemble(source)
     norms = ensemble.sigma_norms()
     return [norms[n] for n in select(ensemble.network, norms, layers)[1]]
 
 
-def _gates(source: Source, layers: LayerSelector) -> list[Tensor] | None:
-    """σ(γ) of each layer, (M, C), detached; None for linear scales."""
+def _gates(source: Source, layers: LayerSelector) -> Tensor | None:
+    """σ(γ) of all channels of the layers, (M, N), detached; None for linear scales."""
     norms = _norms(source, layers)
     if any(m.kind != "sigmoid" for m in norms):
         return None
-    return [m.gates().detach().flatten(1) for m in norms]
+    return torch.cat([m.gates().detach().flatten(1) for m in norms], 1)
 
 
 def cosine(source: Source, layers: LayerSelector = "all") -> float:
@@ -66,21 +68,16 @@ def cosine(source: Source, layers: LayerSelector = "all") -> float:
         source: an ensemble, or σNorm layers.
         layers: which layers of an ensemble, as in :class:`Diversity`; all converted by default.
     """
-    values = [_mean_cosine(m.gates().detach().flatten(1)) for m in _norms(source, layers)]
+    values = []
+    for norm in _norms(source, layers):
+        unit = F.normalize(norm.gates().detach().flatten(1).double(), dim=1)
+        a, b = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
+        values.append(float((unit @ unit.T)[a, b].mean()))
     return sum(values) / len(values)
 
 
-def _mean_cosine(s: Tensor) -> float:
-    members = s.shape[0]
-    if members < 2:
-        return float("nan")
-    unit = torch.nn.functional.normalize(s.double(), dim=1)
-    a, b = torch.triu_indices(members, members, 1, device=s.device)
-    return float((unit @ unit.T)[a, b].mean())
-
-
 def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor:
-    """Number of members with σ(γ) > ½ for each channel of the regularised norms: (N,), int64.
+    """Number of members with σ(γ) > ½ for each channel of the norms: (N,), int64.
 
     Args:
         source: an ensemble, or σNorm layers.
@@ -95,37 +92,22 @@ def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor
             "owners are defined for sigmoid scales; this ensemble has scale='linear'. Use cosine, "
             "or the measures of predictions"
         )
-    return torch.cat([(s > 0.5).sum(0) for s in gates])
+    return (gates > 0.5).sum(0)
 
 
 def owners(source: Source, layers: LayerSelector = "auto") -> float:
-    """Mean number of members that own a channel, 0 … M; NaN for linear scales.
-
-    Args:
-        source: an ensemble, or σNorm layers.
-        layers: as for :func:`owners_per_channel`.
-    """
+    """Mean of :func:`owners_per_channel`, 0 … M; NaN for linear scales."""
     gates = _gates(source, layers)
-    if gates is None:
-        return float("nan")
-    return float(torch.cat([(s > 0.5).sum(0) for s in gates]).double().mean())
+    return math.nan if gates is None else float((gates > 0.5).sum(0).double().mean())
 
 
 def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0.02) -> float:
-    """Fraction of scales within ``margin`` of 0 or 1. There the sigmoid has almost no gradient.
+    """Fraction of scales closer than ``margin`` to 0 or 1, where the sigmoid has hardly a gradient.
 
-    NaN for linear scales.
-
-    Args:
-        source: an ensemble, or σNorm layers.
-        layers: as for :func:`owners_per_channel`.
-        margin: a scale counts if it is closer than this to 0 or 1.
+    NaN for linear scales. Arguments as for :func:`owners_per_channel`.
     """
-    gates = _gates(source, layers)
-    if gates is None:
-        return float("nan")
-    s = torch.cat([s.flatten() for s in gates])
-    return float(((s < margin) | (s > 1 - margin)).double().mean())
+    s = _gates(source, layers)
+    return math.nan if s is None else float(((s < margin) | (s > 1 - margin)).double().mean())
 
 
 def symmetric(source: Source) -> bool:
@@ -142,9 +124,8 @@ def symmetric(source: Source) -> bool:
     if not isinstance(source, nn.Module):
         return True
     for heads in as_ensemble(source).member_heads().values():
-        first, *others = ([*h.parameters()] for h in heads.heads)
-        for other in others:
-            if not all(torch.equal(p, q) for p, q in zip(first, other, strict=True)):
+        for same in zip(*(h.parameters() for h in heads.heads), strict=True):
+            if not all(torch.equal(same[0], other) for other in same[1:]):
                 return False
     return True
 
@@ -156,7 +137,7 @@ def disagreement(member_log_probs: Tensor) -> float:
     """Fraction of samples that two members classify differently, mean over pairs; 0 for M = 1.
 
     Args:
-        member_log_probs: log-probabilities or logits (M, B, C, …).
+        member_log_probs: log-probabilities or logits (M, B, C, …), nats.
 
     Raises:
         InputError: for a tensor of another shape, or an empty one.
@@ -174,14 +155,8 @@ def disagreement(member_log_probs: Tensor) -> float:
 def pairwise_kl(member_log_probs: Tensor) -> float:
     """Mean over ordered pairs of members and samples of KL(p_a ‖ p_b), nats; 0 for M = 1.
 
-    Infinite if one member gives a class probability 0, and another does not.
-
-    Args:
-        member_log_probs: log-probabilities or logits (M, B, C, …), nats.
-
-    Raises:
-        InputError: for a tensor of another shape, or an empty one.
-        NonFiniteError: for NaN.
+    Infinite if one member gives a class probability 0, and another does not. Argument and errors as
+    for :func:`disagreement`.
     """
 
     def per_sample(z: Tensor) -> Tensor:
@@ -215,11 +190,9 @@ def jensen_gap(member_log_probs: Tensor, labels: Tensor) -> float:
         raise InputError(
             f"labels are {_described(labels)}; expected int64 class indices of shape {expected}"
         )
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise InputError(
-            f"labels range from {int(labels.min())} to {int(labels.max())}; expected 0 to "
-            f"{classes - 1}"
-        )
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= classes:
+        raise InputError(f"labels range from {low} to {high}; expected 0 to {classes - 1}")
     index = labels.to(member_log_probs.device).unsqueeze(1)
 
     def per_sample(z: Tensor, index: Tensor) -> Tensor:

@@ -8,13 +8,11 @@ With :math:`s_{m} = \sigma(\gamma_{m})` of one channel and a softmax over the me
               + \tfrac{M}{\tau} \big( \mathrm{LME}_\tau(s_{\ell,i}) - \bar s_{\ell,i} \big) \Big],
 
 where :math:`\mathrm{LME}_\tau(s) = \tau \log \frac1M \sum_j e^{s_j/\tau}` is a soft maximum.
-Training minimises L, which widens the gap between the soft maximum and the mean of the scales. The
-gradient is :math:`\partial L/\partial\gamma_j = \frac{\lambda}{\tau} s_j (1 - s_j)(1 - M p_j)`.
+Training widens the gap between the soft maximum and the mean of the scales.
 
 ``form="mean"`` is the gap alone, averaged over all N regularised channels:
-:math:`L' = -\Lambda \cdot \mathrm{mean}[\mathrm{LME}_\tau(s) - \bar s]`. It is bounded, and its
-weight means the same for networks of any size. L and L' differ by a constant if
-:math:`\Lambda = \lambda M N / \tau`.
+:math:`L' = -\Lambda \cdot \mathrm{mean}[\mathrm{LME}_\tau(s) - \bar s]`. Its weight means the same
+for networks of any size. L and L' differ by a constant if :math:`\Lambda = \lambda M N / \tau`.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ Dial = float | Callable[[float], float]
 class Diversity:
     """The penalty on an ensemble's scales.
 
-    A setting that changes in training is a function of the progress, which goes from 0 to 1. The
-    training loop says the progress. ``EnsembleModule``, ``EnsembleTrainer``, the estimator and the
-    command line do that by themselves:
+    A setting may be a function of the training's progress, 0 to 1. Your training loop says it; the
+    integrations and the command line do that by themselves:
 
         diversity = sn.Diversity(tau=0.5, weight=sn.diversity.Ramp(0.01, start=0.2, length=0.3))
         for step in range(total):
@@ -58,14 +55,19 @@ class Diversity:
     Args:
         tau: temperature τ > 0 of the softmax over members, or a function of progress. A low τ gives
             each channel to one member; at a high τ the penalty acts weakly and the task decides.
-        weight: λ ≥ 0 for ``form="sum"``, Λ ≥ 0 for ``form="mean"``, or a function of progress such
-            as :class:`~sigmanens.diversity.Ramp`.
+        weight: λ ≥ 0 for ``form="sum"``, Λ ≥ 0 for ``form="mean"``, or a function of progress.
         layers: "auto" = the paper's rule for known blocks, "all" = every converted norm, a regex,
             a list of dotted names, or a callable ``(name, layer) -> bool``.
         form: "sum" as in the paper, or "mean", which is bounded.
 
+    Attributes:
+        tau, weight, layers: as they were given. They may be set anew.
+        progress: share of the training that is done, 0 to 1; None until a training loop sets it.
+            Set it outside a compiled function, which then follows it without recompiling.
+
     Raises:
-        DiversityError: for τ ≤ 0, a negative or infinite weight, or an unknown form.
+        DiversityError: for τ ≤ 0, a negative or infinite weight, an unknown form, or a progress
+            outside 0 to 1.
     """
 
     def __init__(
@@ -77,14 +79,11 @@ class Diversity:
     ) -> None:
         if form not in ("sum", "mean"):
             raise DiversityError(f"form is {form!r}; expected 'sum' or 'mean'")
-        self.form = form
-        self._tau = _checked("tau", tau)
-        self._weight = _checked("weight", weight)
-        self._progress: float | None = None
-        self._set_now()
         # Names of the regularised norms, for as long as each ensemble lives.
         self._chosen: WeakKeyDictionary[SigmaEnsemble, list[str]] = WeakKeyDictionary()
-        self.layers = layers
+        self.layers, self.form = layers, form
+        self.tau, self.weight = tau, weight
+        self.progress: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_chosen": None}
@@ -92,57 +91,29 @@ class Diversity:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _chosen=WeakKeyDictionary())
 
-    # -- settings --------------------------------------------------------------------------------
-
-    @property
-    def tau(self) -> Dial:
-        """τ as it was given: a number, or a function of progress."""
-        return self._tau
-
-    @tau.setter
-    def tau(self, tau: Dial) -> None:
-        self._tau = _checked("tau", tau)
-        self._set_now()
-
-    @property
-    def weight(self) -> Dial:
-        """λ (or Λ) as it was given: a number, or a function of progress."""
-        return self._weight
-
-    @weight.setter
-    def weight(self, weight: Dial) -> None:
-        self._weight = _checked("weight", weight)
-        self._set_now()
-
-    @property
-    def progress(self) -> float | None:
-        """Share of the training that is done, 0 to 1; None until a training loop sets it.
-
-        Set it outside a compiled function: compiled code then follows it without recompiling.
-
-        Raises:
-            DiversityError: on setting a value outside 0 to 1, or if τ or λ there is out of range.
-        """
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: float | None) -> None:
-        if progress is not None and (not is_number(progress) or not 0 <= progress <= 1):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check a setting; choose layers anew, or compute what τ and λ are now."""
+        if name in ("tau", "weight"):
+            value = _checked(name, value)
+        elif name == "progress" and value is not None and not _is_share(value):
             raise DiversityError(
-                f"progress is {progress!r}; expected a number from 0 to 1: step / total steps"
+                f"progress is {value!r}; expected a number from 0 to 1: step / total steps"
             )
-        self._progress = progress
-        self._set_now()
+        super().__setattr__(name, value)
+        if name == "layers":
+            self._chosen.clear()
+        elif name in ("tau", "weight", "progress") and "progress" in vars(self):
+            self._set_now()
 
     @property
     def moves(self) -> bool:
         """Whether τ or λ is a function of progress."""
-        return callable(self._tau) or callable(self._weight)
+        return callable(self.tau) or callable(self.weight)
 
     @property
     def active(self) -> bool:
         """Whether the penalty can act at all: False for a weight of 0."""
-        return callable(self._weight) or self._weight > 0
+        return callable(self.weight) or self.weight > 0
 
     def current(self) -> tuple[float, float]:
         """τ and λ (or Λ) at the present progress.
@@ -155,35 +126,20 @@ class Diversity:
 
     def _set_now(self) -> None:
         """τ and λ at the present progress: tensors where they change, so that graphs do not."""
-        if not self.moves:
-            self._now: tuple[float | Tensor, float | Tensor] | None = (self._tau, self._weight)
-        elif self._progress is None:
-            self._now = None
-        else:
-            at = self._progress
-            self._now = _value("tau", self._tau, at), _value("weight", self._weight, at)
+        at = self.progress
+        self._now: tuple[float | Tensor, float | Tensor] | None = None
+        if at is not None or not self.moves:
+            self._now = _value("tau", self.tau, at), _value("weight", self.weight, at)
 
     def _settings(self) -> tuple[float | Tensor, float | Tensor]:
         if self._now is None:
-            name = "tau" if callable(self._tau) else "weight"
+            name = "tau" if callable(self.tau) else "weight"
             raise DiversityError(
                 f"{name} of the penalty is a function of the training's progress, which nothing "
                 "has set. In your training loop set diversity.progress = step / total_steps before "
                 "each step, or give a number"
             )
         return self._now
-
-    # -- layers ----------------------------------------------------------------------------------
-
-    @property
-    def layers(self) -> LayerSelector:
-        """Which converted norms are regularised, as it was given."""
-        return self._selector
-
-    @layers.setter
-    def layers(self, layers: LayerSelector) -> None:
-        self._selector = layers
-        self._chosen.clear()
 
     def chosen(self, ensemble: SigmaEnsemble) -> tuple[str, list[str]]:
         """Name of the rule, and dotted names of the norms that it regularises."""
@@ -192,11 +148,9 @@ class Diversity:
 
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
         """The regularised norms. They are chosen and checked at the first use of an ensemble."""
-        names = self._chosen.get(ensemble)
-        if names is None:
-            names = self._choose(ensemble)
-            self._chosen[ensemble] = names
-        found = [ensemble.network.get_submodule(n) for n in names]
+        if ensemble not in self._chosen:
+            self._chosen[ensemble] = self._choose(ensemble)
+        found = [ensemble.network.get_submodule(n) for n in self._chosen[ensemble]]
         return [m for m in found if isinstance(m, SigmaNorm)]
 
     def _choose(self, ensemble: SigmaEnsemble) -> list[str]:
@@ -222,8 +176,6 @@ class Diversity:
             )
         return names
 
-    # -- the penalty -----------------------------------------------------------------------------
-
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
         """The penalty: (), float32 or wider, also under autocast.
 
@@ -242,6 +194,10 @@ class Diversity:
         return f"Diversity(tau={tau}, weight={weight}, layers={self.layers!r}, form={self.form!r})"
 
 
+def _is_share(value: object) -> bool:
+    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+
+
 def _checked(name: str, value: Any, where: str = "") -> Any:
     """The number as a float, or the function as it is; DiversityError for anything else."""
     if callable(value) and not where:
@@ -253,9 +209,9 @@ def _checked(name: str, value: Any, where: str = "") -> Any:
     return float(value)
 
 
-def _value(name: str, dial: Dial, progress: float) -> float | Tensor:
-    if not callable(dial):
-        return dial
+def _value(name: str, dial: Dial, progress: float | None) -> float | Tensor:
+    if not callable(dial) or progress is None:
+        return float(dial)  # type: ignore[arg-type]
     value = _checked(name, dial(progress), f" at progress {progress:.3g}")
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
@@ -275,8 +231,7 @@ def log_softmax_sum(s: Tensor, tau: float | Tensor) -> Tensor:
 def gap(s: Tensor, tau: float | Tensor) -> Tensor:
     r""":math:`\mathrm{LME}_\tau(s) - \bar s` of each channel, in [0, 1): s (M, N) → (N,).
 
-    At τ ≥ 0.1 the gap may be a small difference of large terms; expm1 and log1p keep its digits.
-    Below, e^{1/τ} may overflow, and a log-sum-exp is used.
+    At τ ≥ 0.1 expm1 and log1p keep the digits of a small gap. Below, e^{1/τ} may overflow.
     """
     centred = (s - s.mean(0)) / tau
     if isinstance(tau, Tensor):

@@ -17,16 +17,11 @@ class Ramp:
     .. math:: f(p) = \mathrm{value} \cdot \min\big(1, \max(0, (p - \mathrm{start}) /
               \mathrm{length})\big)
 
-    With ``length`` 0 it jumps to ``value`` at ``start``.
+    With ``length`` 0 it jumps to ``value`` at ``start``, 0 to 1.
 
         >>> weight = Ramp(0.01, start=0.25, length=0.5)
         >>> [weight(p) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
         [0.0, 0.0, 0.005, 0.01, 0.01]
-
-    Args:
-        value: the number at the end.
-        start: progress at which the rise begins, 0 to 1.
-        length: progress that the rise takes, 0 to 1.
 
     Raises:
         DiversityError: if ``value`` is no number, or a share lies outside 0 to 1.

@@ -1,9 +1,8 @@
 r"""The map from τ to owners: what the diversity penalty alone prefers, and what it reaches.
 
 An *owner* of a channel is a member with σ(γ) > ½. With k members at 1 and M - k at 0 the bounded
-penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M]. The k that minimises it is the *preferred* number.
-Every corner 1 ≤ k < M is locally stable, so the number that gradient descent *reaches* from
-γ ~ N(0, 1) depends on the start and is larger. It is simulated here and cached (arXiv 2607.23860).
+penalty is -[τ log((k e^{1/τ} + M - k)/M) - k/M] (arXiv 2607.23860), which the *preferred* k
+minimises. Descent from γ ~ N(0, 1) *reaches* a larger number, which is simulated and cached.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from sigmanens.errors import DiversityError
 
 __all__ = [
     "FLAT",
+    "check",
     "check_members",
     "check_temperature",
     "descend",
@@ -53,15 +53,10 @@ def check_temperature(tau: float, where: str = "") -> None:
 def preferred_owners(tau: float, members: int) -> int:
     """Number of owners per channel that minimises the penalty alone: 1 … M/2, never all members.
 
-    Args:
-        tau: softmax temperature τ > 0.
-        members: M ≥ 2.
-
     Raises:
         DiversityError: for τ ≤ 0 or M < 2.
     """
-    check_temperature(tau)
-    check_members(members)
+    check(tau, members)
     if tau > members:  # k* = M/2 - M/(12 τ) + …: nearest integers no longer change
         return int(members // 2)
 
@@ -78,21 +73,17 @@ def descend(
     members: int,
     channels: int,
     *,
-    weight: float = 1e-2,
     lr: float = 10.0,
-    momentum: float = 0.9,
     steps: int = 2000,
     seed: int = 0,
 ) -> Tensor:
-    """Train scales by SGD on the penalty alone, from γ ~ N(0, 1).
+    """Train scales by SGD on the penalty alone, from γ ~ N(0, 1): λ = 10⁻², momentum 0.9.
 
     Args:
         tau: temperatures (T,); all have the same start.
         members: M.
         channels: N channels.
-        weight: λ.
         lr: learning rate of γ.
-        momentum: of SGD.
         steps: SGD steps.
         seed: of the start.
 
@@ -107,8 +98,8 @@ def descend(
     for _ in range(steps):
         s = torch.sigmoid(gamma)
         p = torch.softmax(s / t, 1)
-        gradient = weight / t * s * (1 - s) * (1 - members * p)
-        velocity.mul_(momentum).add_(gradient)
+        gradient = 1e-2 / t * s * (1 - s) * (1 - members * p)
+        velocity.mul_(0.9).add_(gradient)
         gamma.sub_(velocity, alpha=lr)
     return torch.sigmoid(gamma)
 
@@ -132,42 +123,29 @@ def _reached(members: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _interpolated(tau: float, values: tuple[float, ...]) -> float:
     """Linear in log τ between the points of the grid, constant beyond its ends."""
-    position = _PER_DECADE * math.log10(tau / _GRID[0])
-    if position <= 0:
-        return values[0]
-    if position >= len(_GRID) - 1:
-        return values[-1]
-    i = int(position)
+    last = len(_GRID) - 1
+    position = min(max(_PER_DECADE * math.log10(tau / _GRID[0]), 0.0), last)
+    i = min(int(position), last - 1)
     return values[i] + (position - i) * (values[i + 1] - values[i])
 
 
 def reached_owners(tau: float, members: int) -> float:
     """Mean owners per channel after training on the penalty alone from γ ~ N(0, 1).
 
-    The first call for an M simulates a grid of τ, which takes a second or two: SGD with λ = 10⁻²,
-    γ rate 10, momentum 0.9, 2,000 steps. Values between are interpolated in log τ; outside
-    τ = 0.02 … 20 they are constant. At a high τ the penalty hardly acts, and 2,000 steps end near
-    the start.
-
-    Args:
-        tau: softmax temperature τ > 0.
-        members: M ≥ 2.
+    The first call for an M simulates a grid of τ with :func:`descend`, which takes a second or two.
+    Values between are interpolated in log τ; outside τ = 0.02 … 20 they are constant. At a high τ
+    the penalty hardly acts, and 2,000 steps end near the start.
 
     Raises:
         DiversityError: for τ ≤ 0 or M < 2.
     """
-    check_temperature(tau)
-    check_members(members)
+    check(tau, members)
     return _interpolated(tau, _reached(int(members))[0])
 
 
 def reached_cosine(tau: float, members: int) -> float:
-    """Mean pairwise cosine of the scales after training on the penalty alone.
-
-    Simulation, arguments and errors are those of :func:`reached_owners`.
-    """
-    check_temperature(tau)
-    check_members(members)
+    """Mean pairwise cosine of the scales then; details as of :func:`reached_owners`."""
+    check(tau, members)
     return _interpolated(tau, _reached(int(members))[1])
 
 
@@ -175,10 +153,6 @@ def tau_for_owners(owners: float, members: int) -> float:
     """The smallest τ at which training on the penalty alone reaches a wanted number of owners.
 
         >>> tau = tau_for_owners(1.5, members=4)            # about 0.3
-
-    Args:
-        owners: wanted mean number of owners per channel.
-        members: M ≥ 2.
 
     Raises:
         DiversityError: if no τ reaches it. The message names the range.
@@ -200,26 +174,27 @@ def tau_for_owners(owners: float, members: int) -> float:
 
 
 def owners_per_doubling(tau: float, members: int) -> float:
-    """Rise of the reached owners when τ doubles, around τ; 0 where the map ends.
-
-    Arguments and errors are those of :func:`reached_owners`.
-    """
+    """Rise of the reached owners when τ doubles, around τ; 0 where the map ends."""
     root = math.sqrt(2)
     return reached_owners(tau * root, members) - reached_owners(tau / root, members)
 
 
 def flat_range(members: int) -> tuple[float, float] | None:
-    """Smallest and largest τ at which turning τ changes the owners.
+    """Smallest and largest τ at which doubling τ adds ``FLAT`` · M/2 owners or more.
 
-    Outside, doubling τ changes the reached owners by less than ``FLAT`` · M/2. None for two
-    members: they end with one owner of each channel at every τ.
+    None for two members, which end with one owner of each channel at every τ.
 
     Raises:
         DiversityError: for M < 2.
     """
-    check_members(members)
     steep = [tau for tau in _GRID if owners_per_doubling(tau, members) >= FLAT * members / 2]
     return (steep[0], steep[-1]) if steep else None
+
+
+def check(tau: float, members: int) -> None:
+    """Raise DiversityError unless 0 < τ < ∞ and M is an integer ≥ 2."""
+    check_temperature(tau)
+    check_members(members)
 
 
 def check_members(members: int) -> None:

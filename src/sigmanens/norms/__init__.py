@@ -2,12 +2,8 @@ r"""σNorm layers: one shared normalisation, one scale vector per member (arXiv 
 
 .. math:: y_{m} = s_m \odot \mathrm{norm}_m(x) + b_m
 
-:mod:`~sigmanens.norms.scales` holds the scales and shifts, :mod:`~sigmanens.norms.inits` their
-initial values; :mod:`~sigmanens.norms.batchnorm`, :mod:`~sigmanens.norms.samplewise` and
-:mod:`~sigmanens.norms.wrapped` one family of norms each. To other code a converted norm is one of
-the class it replaces: :mod:`~sigmanens.norms.kinds` (``isinstance``),
-:mod:`~sigmanens.norms.computed` (``weight``) and :mod:`~sigmanens.norms.replacing` (helpers that
-swap norms).
+Scales, initial values, and one family of norms a module. To other code a converted norm is one of
+the class it replaces.
 """
 
 from sigmanens.norms.batchnorm import (

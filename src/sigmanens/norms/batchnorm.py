@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from sigmanens.errors import InputError
 from sigmanens.norms import synchronised
-from sigmanens.norms.kernels import batch_norm, each, is_large, writes_in_place
+from sigmanens.norms.kernels import State, batch_norm, each, is_large, writes_in_place
 from sigmanens.norms.member import MemberNorm
 from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
@@ -48,13 +49,6 @@ class RunningStatistics(MemberNorm):
                 value = value.expand(members, *value.shape).clone()
             self.register_buffer(key, value)
 
-    def reset_running_stats(self) -> None:
-        """Set means to 0, variances to 1 and the counts to 0, for all members."""
-        for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
-            buffer = getattr(self, key)
-            if buffer is not None:
-                buffer.fill_(start)
-
     def freeze_statistics(self, frozen: bool = True) -> None:
         """Normalise by the running statistics in training too and leave them unchanged."""
         if frozen and self.running_mean is None:
@@ -87,10 +81,8 @@ class RunningStatistics(MemberNorm):
             self._check_count(x)
 
     def _check_count(self, x: Tensor) -> None:
-        if self._processes() > 1:
-            return  # the values of all processes count
         values = x.numel() // (self.num_features * self.axis.active)
-        if values <= 1:
+        if values <= 1 and self._processes() == 1:
             raise InputError(
                 f"σNorm layer '{self.where}' has {values} value per channel and member to take "
                 f"batch statistics of (input {tuple(x.shape)}, {self.axis.active} members). "
@@ -111,12 +103,11 @@ class RunningStatistics(MemberNorm):
         self._check_rows(x)
         if not batch_statistics:
             return self._by_running_statistics(x)
-        scale, shift = self.scale_and_shift()
-        factors = self._averaging_factors() if tracked else [0.0] * self.axis.active
-        mean = var = None
-        if tracked:
-            mean, var = self._active_statistics()
-        return self._by_batch(x, mean, var, *_matched(x, scale, shift), factors)
+        affine = _matched(x, *self.scale_and_shift())
+        if not tracked:
+            return self._by_batch(x, (None, None, *affine), [0.0] * self.axis.active)
+        factors = self._averaging_factors()
+        return self._by_batch(x, (*self._active_statistics(), *affine), factors)
 
     def _what_to_use(self) -> tuple[bool, bool]:
         """Whether to normalise by the batch, and whether to update the running statistics then."""
@@ -149,18 +140,17 @@ class RunningStatistics(MemberNorm):
         """Running means and variances (k, C) of the members in this pass, as views."""
         assert self.running_mean is not None
         assert self.running_var is not None
-        start, stop = self.axis.start, self.axis.stop
-        return self.running_mean[start:stop], self.running_var[start:stop]
+        members = slice(self.axis.start, self.axis.stop)
+        return self.running_mean[members], self.running_var[members]
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:
         if writes_in_place(x) and x.numel() and is_large(x, self.axis.active):
-            mean, var, scale, shift = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
-            factors = [0.0] * self.axis.active
-            return batch_norm(x, mean, var, scale, shift, False, factors, self.eps)
+            state = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
+            return batch_norm(x, state, False, [0.0] * self.axis.active, self.eps)
         # One product and one sum per value, which compilers and other runtimes fuse.
         return self._scale_shift(x, *self.axis.recall(self, self._folded))
 
-    def _fixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _fixed(self, x: Tensor) -> State:
         """Statistics and affine of the members in this pass, in a dtype for kernels on x."""
         scale, shift = _matched(x, *self.scale_and_shift())
         mean, var = self._active_statistics()
@@ -174,19 +164,10 @@ class RunningStatistics(MemberNorm):
         b = -mean * a
         return a, b if shift is None else b + shift
 
-    def _by_batch(
-        self,
-        x: Tensor,
-        mean: Tensor | None,
-        var: Tensor | None,
-        scale: Tensor,
-        shift: Tensor | None,
-        factors: list[float],
-    ) -> Tensor:
+    def _by_batch(self, x: Tensor, state: State, factors: list[float]) -> Tensor:
         if self._processes() > 1:
-            group = self.process_group
-            return synchronised.batch_norm(x, mean, var, scale, shift, factors, self.eps, group)
-        return batch_norm(x, mean, var, scale, shift, True, factors, self.eps)
+            return synchronised.batch_norm(x, state, factors, self.eps, self.process_group)
+        return batch_norm(x, state, True, factors, self.eps)
 
     def _processes(self) -> int:
         """Number of processes that share batch statistics."""
@@ -221,8 +202,8 @@ class MemberBatchNorm(RunningStatistics):
         tail: Sequence[str] = (),
     ) -> None:
         super().__init__(axis, source, tail)
-        self.register_parameter("weight", source.weight)  # type: ignore[arg-type]
-        self.register_parameter("bias", source.bias)  # type: ignore[arg-type]
+        for key in ("weight", "bias"):
+            self.register_parameter(key, getattr(source, key))
         self._init_statistics(source, axis.num_members)
         ones = None
         if self.weight is None:
@@ -274,15 +255,9 @@ class SigmaInstanceNorm(SigmaNorm, RunningStatistics):
         # torch's InstanceNorm neither counts batches nor knows the cumulative average.
         return [self.momentum or 0.0] * self.axis.active
 
-    def _by_batch(
-        self,
-        x: Tensor,
-        mean: Tensor | None,
-        var: Tensor | None,
-        scale: Tensor,
-        shift: Tensor | None,
-        factors: list[float],
-    ) -> Tensor:
+    def _by_batch(self, x: Tensor, state: State, factors: list[float]) -> Tensor:
+        mean, var, scale, shift = state
+
         def norm(i: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             means, variances = (None, None) if mean is None or var is None else (mean[i], var[i])
             return F.instance_norm(rows, means, variances, weight, bias, True, factors[i], self.eps)
@@ -303,14 +278,10 @@ def _widened(t: Tensor) -> Tensor:
 
 def _allowed_dims(source: nn.Module) -> tuple[int, ...]:
     """Numbers of input dimensions a plain BatchNorm or InstanceNorm accepts, batch included."""
-    for cls, dims in (
+    known: tuple[tuple[Any, tuple[int, ...]], ...] = (
         (nn.BatchNorm1d, (2, 3)),
-        (nn.BatchNorm2d, (4,)),
-        (nn.BatchNorm3d, (5,)),
         (nn.InstanceNorm1d, (3,)),
-        (nn.InstanceNorm2d, (4,)),
-        (nn.InstanceNorm3d, (5,)),
-    ):
-        if isinstance(source, cls):
-            return dims
-    return (2, 3, 4, 5)
+        ((nn.BatchNorm2d, nn.InstanceNorm2d), (4,)),
+        ((nn.BatchNorm3d, nn.InstanceNorm3d), (5,)),
+    )
+    return next((dims for kinds, dims in known if isinstance(source, kinds)), (2, 3, 4, 5))

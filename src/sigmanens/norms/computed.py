@@ -1,7 +1,6 @@
 """The weight of a σNorm: a value computed from the members' scales, to be read and not written.
 
-In the base ``weight`` is a parameter, and code around the network may write to it. A write to a
-computed value would be lost, so it raises::
+A write to a computed value would be lost, so it raises::
 
     >>> nn.init.zeros_(norm.weight)                 # InputError: … write to norm.scale_logit …
     >>> norm.weight.requires_grad_(False)           # the same as on norm.scale_logit
@@ -23,13 +22,12 @@ from sigmanens.norms.kernels import is_eager
 
 __all__ = ["Computed", "computed"]
 
-_IN_PLACE = frozenset(
-    ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__ifloordiv__")
-)
+_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ipow", "ifloordiv")
+_IN_PLACE = {"__set__", "__setitem__", *(f"__{name}__" for name in _OPERATORS)}
 
 
 class Computed(Tensor):
-    """A tensor that refuses to be written to. Isn't made directly: see :func:`computed`."""
+    """A tensor that refuses to be written to, made by :func:`computed`."""
 
     _is_param = True  # what isinstance(…, nn.Parameter) asks for, as it does of the base's weight
     _source: nn.Parameter | None = None
@@ -64,16 +62,14 @@ class Computed(Tensor):
             if name == "__get__" and what is Tensor.grad:
                 raise InputError(f"its gradient arrives elsewhere: {target._refusal}")
             writes = name.endswith("_") and not name.endswith("__")
-            if writes or name in _IN_PLACE or name == "__set__":
+            if writes or name in _IN_PLACE:
                 raise InputError(target._refusal)
             if name in ("__deepcopy__", "__reduce_ex__"):
                 plain = _plain(target).detach().clone()
                 return plain if name == "__deepcopy__" else plain.__reduce_ex__(*args[1:])
         elif name == "copy_" and args[0].shape != args[1].shape:
-            raise InputError(
-                f"{tuple(args[1].shape)} does not fit into {tuple(args[0].shape)}: "
-                f"{args[1]._refusal}"
-            )
+            shapes = f"{tuple(args[1].shape)} does not fit into {tuple(args[0].shape)}"
+            raise InputError(f"{shapes}: {args[1]._refusal}")
         if isinstance(kwargs.get("out"), Computed):
             raise InputError(kwargs["out"]._refusal)
         with torch._C.DisableTorchFunctionSubclass():
@@ -82,13 +78,9 @@ class Computed(Tensor):
 
 
 def computed(value: Tensor, source: nn.Parameter | None, refusal: str) -> Tensor:
-    """A tensor to read; writing to it raises InputError.
+    """A tensor to read; a write raises InputError with the refusal. Compilers get the plain value.
 
-    Args:
-        value: what reading gives, any shape. Compilers and function transforms get it as it is.
-        source: the parameter whose ``requires_grad`` is read and set in its place; None for a
-            value that never requires a gradient.
-        refusal: what is wrong with a write, and what to do instead.
+    ``requires_grad`` is read and set on the source; without one it is always False.
     """
     if type(value) is not Tensor or not is_eager():
         return value

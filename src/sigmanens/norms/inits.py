@@ -8,11 +8,10 @@ preserve   :math:`c_m\sigma(\gamma_m) = w`, the base's scale           in γ, no
 paper      :math:`k\,\sigma(\gamma) = w,\ k = \max_c|w_c| / 0.95`      no: fresh heads part them
 ========== =========================================================== =========================
 
-"preserve" draws γ as "normal" does and freezes the carrier :math:`c_m = w / \sigma(\gamma_m)`; a
-channel with :math:`w = 0` gets a carrier of the layer's usual size and the frozen offset
-:math:`o_m = -c_m\sigma(\gamma_m)`, so that it is exact and still trainable. "paper" is the
-conversion of arXiv 2607.23860 and needs positive scales. Under ``scale="linear"`` the factor
-itself is drawn by the gain rule of FiLM-Ensemble (arXiv 2206.00050): uniform with Xavier bound
+"preserve" freezes the carrier :math:`c_m = w / \sigma(\gamma_m)`. A channel with :math:`w = 0` gets
+a carrier of the layer's usual size and the offset :math:`o_m = -c_m\sigma(\gamma_m)`: it is exact
+and still trains. "paper" (arXiv 2607.23860) needs positive scales. Under ``scale="linear"`` the
+factor is drawn as in FiLM-Ensemble (arXiv 2206.00050): uniform with Xavier bound
 :math:`a = \sqrt{6/(M + C)}` around 0 from scratch, around 1 under "preserve".
 """
 
@@ -55,12 +54,12 @@ def initial_affine(
         members: M.
         init: "normal", "preserve" or "paper".
         scale: "sigmoid" or "linear".
-        shift: one trained shift per member (True), none or the base's (False), or the default for
-            this init (None): none from scratch, the base's shared and frozen when pretrained,
-            one per member under "linear" from scratch (FiLM has both).
+        shift: one trained shift per member (True), none (False), or the default for this init
+            (None): none from scratch, the base's shared and frozen when pretrained, one per
+            member under "linear" from scratch.
         generator: source of γ; the default generator of the CPU otherwise.
         device: where the tensors go.
-        dtype: of the network, for norms without a weight; never below float32 here.
+        dtype: of the network, for norms without a weight; float32 at least.
         where: the layer's name, for errors.
 
     Raises:
@@ -82,11 +81,9 @@ def initial_affine(
 
     if init == "normal":
         logit = _draw(full, scale, 0.0, generator, dtype)
-        per_member = shift if shift is not None else scale == "linear"
-        drawn = _draw(full, scale, 0.0, generator, dtype) if scale == "linear" else None
-        own = (
-            (drawn if drawn is not None else torch.zeros(full, dtype=dtype)) if per_member else None
-        )
+        linear = scale == "linear"
+        start = _draw(full, scale, 0.0, generator, dtype) if linear else torch.zeros_like(logit)
+        own = start if (linear if shift is None else shift) else None
         return Affine(logit.to(device), shift=to(own), kind=scale)
 
     w = torch.ones(shape, dtype=dtype) if w is None else w
@@ -94,32 +91,29 @@ def initial_affine(
         raise ConversionError(
             f"norm '{where}' has scales that are not finite: the base's weights are damaged"
         )
-    carried: Tensor | None
-    if shift:
-        carried = (torch.zeros(shape, dtype=dtype) if b is None else b).expand(full).clone()
-    elif shift is False and b is not None and bool((b != 0).any()):
+    if shift is False and b is not None and bool((b != 0).any()):
         raise ConversionError(
             f"norm '{where}' has a trained shift, which shift=False would drop, so that "
             f"init={init!r} could not keep the base's function. Use shift=None (the base's shift, "
             "shared) or shift=True (one per member, starting there)"
         )
-    else:
-        carried = None if b is None or shift is False else b.clone()
+    carried = None if b is None or shift is False else b.clone()
+    if shift:
+        carried = (torch.zeros(shape, dtype=dtype) if b is None else b).expand(full).clone()
 
     offset: Tensor | None = None
     if init == "preserve":
         logit = _draw(full, scale, 1.0, generator, dtype)
         factor = torch.sigmoid(logit) if scale == "sigmoid" else logit
         dead = w.abs() < torch.finfo(dtype).tiny
-        usual = w.abs()[~dead].mean() if bool((~dead).any()) else torch.ones((), dtype=dtype)
+        usual = torch.ones((), dtype=dtype) if dead.all() else w.abs()[~dead].mean()
         carrier = torch.where(dead, usual, w / factor)
-        if bool(dead.any()):
-            offset = torch.where(dead, -(carrier * factor), torch.zeros((), dtype=dtype))
+        if dead.any():
+            offset = torch.where(dead, -(carrier * factor), 0.0)
     else:
         if scale != "sigmoid":
             raise ConversionError("init='paper' is defined for scale='sigmoid' only")
-        if bool((w <= 0).any()):
-            bad = int((w <= 0).sum())
+        if bad := int((w <= 0).sum()):
             raise ConversionError(
                 f"init='paper' needs positive scales; {bad} of {w.numel()} in norm '{where}' are "
                 "zero or negative. Use init='preserve', which carries any scale exactly"

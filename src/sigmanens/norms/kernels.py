@@ -2,10 +2,9 @@ r"""Normalisation of folded members by PyTorch's own kernels, which scale and sh
 
 .. math:: y_m = s_m \odot \mathrm{norm}_m(x_m) + b_m
 
-Each member's rows are one block of dimension 0. :func:`each` calls a kernel per member and joins
-the results. :func:`batch_norm` writes the members' results side by side into one tensor, without a
-copy of the batch; :func:`batch_norm_reference` says the same by :func:`each`. The two compute the
-same numbers, gradients and buffers.
+:func:`each` calls a kernel per member and joins the results. :func:`batch_norm` writes them side by
+side into one tensor instead, without a copy of the batch; the numbers, gradients and buffers are
+those of :func:`batch_norm_reference`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "State",
     "batch_norm",
     "batch_norm_reference",
     "blocks",
@@ -30,31 +30,26 @@ __all__ = [
 
 _MANY = 2**15  # values per member from which a kernel each beats broadcasting
 
+State = tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]
+"""Running mean and variance (k, C) or None, scale (k, C), and shift (k or 1, C) or None."""
+
 
 def batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    scale: Tensor,
-    shift: Tensor | None,
-    training: bool,
-    factors: Sequence[float],
-    eps: float,
+    x: Tensor, state: State, training: bool, factors: Sequence[float], eps: float
 ) -> Tensor:
     """Normalise x (k·B, C, …), member-major, by the statistics of each member: the shape of x.
 
     Args:
         x: k members' rows.
-        mean, var: running statistics (k, C), updated in place under ``training``; None without.
-        scale: (k, C).
-        shift: (k, C), or (1, C) for all members, or None.
+        state: running statistics, which ``training`` updates in place, scales and shifts.
         training: normalise by the statistics of the batch rather than by the running ones.
         factors: weight of the batch in each member's running averages: k numbers.
         eps: added to the variances.
     """
+    mean, var, scale, shift = state
     k = scale.shape[0]
     if k == 1 or not writes_in_place(x):
-        return batch_norm_reference(x, mean, var, scale, shift, training, factors, eps)
+        return batch_norm_reference(x, state, training, factors, eps)
     if shift is not None and shift.shape[0] != k:
         shift = shift.expand(k, -1)
     x = x.contiguous(memory_format=_format(x))
@@ -62,18 +57,11 @@ def batch_norm(
 
 
 def batch_norm_reference(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    scale: Tensor,
-    shift: Tensor | None,
-    training: bool,
-    factors: Sequence[float],
-    eps: float,
+    x: Tensor, state: State, training: bool, factors: Sequence[float], eps: float
 ) -> Tensor:
     """As :func:`batch_norm`, from one ``F.batch_norm`` per member."""
-    k = scale.shape[0]
-    means, variances = _shares(mean, k), _shares(var, k)
+    mean, var, scale, shift = state
+    means, variances = (_shares(t, scale.shape[0]) for t in (mean, var))
 
     def norm(i: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.batch_norm(rows, means[i], variances[i], weight, bias, training, factors[i], eps)
@@ -89,11 +77,7 @@ def each(
 ) -> Tensor:
     """Apply ``norm(i, rows, weight, bias)`` to the i-th member's rows of x (k·B, …), and join.
 
-    Args:
-        norm: a norm that takes its affine as arguments.
-        x: k members' rows.
-        scale: (k, *S).
-        shift: (k, *S), or (1, *S) for all members, or None.
+    Scales are (k, *S), shifts (k, *S), or (1, *S) for all members, or None.
     """
     k = scale.shape[0]
     shared = zip(blocks(x, k), _shares(scale, k), _shares(shift, k), strict=True)
@@ -116,18 +100,16 @@ def _shares(t: Tensor | None, k: int) -> Sequence[Any]:
 def writes_in_place(x: Tensor) -> bool:
     """Whether kernels that write into a given tensor are used: eagerly, on a plain CPU tensor.
 
-    Compilers, tracers and function transforms do not understand them; other devices have kernels
-    of their own, which the reference calls.
+    Compilers and function transforms do not understand them; other devices have their own.
     """
     return x.device.type == "cpu" and type(x) is Tensor and is_eager()
 
 
 def scales_in_kernel(x: Tensor, scale: Tensor) -> bool:
-    """Whether one kernel per member, which normalises and scales, is taken for x and its scales.
+    """Whether one kernel per member normalises and scales; else all are scaled by broadcasting.
 
-    Else all members are normalised at once and scaled by broadcasting: what compilers fuse, and
-    for few values per member no slower. Kernels take scales of x's dtype; those of the CPU take
-    float32 beside half precision too.
+    Compilers fuse broadcasting, and for few values it is no slower. Kernels take scales of x's
+    dtype; those of the CPU take float32 beside half precision too.
     """
     if not is_eager():  # asked first, for sizes may be symbols there
         return False
@@ -153,34 +135,15 @@ class _BatchNorm(torch.autograd.Function):
     """See :func:`batch_norm`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        shift: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        training: bool,
-        factors: tuple[float, ...],
-        eps: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor | None, *rest: Any) -> Tensor:
+        mean, var, training, factors, eps = rest
         k = scale.shape[0]
         y = torch.empty_like(x)
         saved = scale.new_empty((2, k, scale.shape[1] if training else 0))
         for i, (rows, out) in enumerate(zip(blocks(x, k), blocks(y, k), strict=True)):
-            torch.ops.aten.native_batch_norm.out(
-                rows,
-                scale[i],
-                None if shift is None else shift[i],
-                None if mean is None else mean[i],
-                None if var is None else var[i],
-                training,
-                factors[i],
-                eps,
-                out=out,
-                save_mean=saved[0, i],
-                save_invstd=saved[1, i],
-            )
+            own = [None if t is None else t[i] for t in (scale, shift, mean, var)]
+            to = {"out": out, "save_mean": saved[0, i], "save_invstd": saved[1, i]}
+            torch.ops.aten.native_batch_norm.out(rows, *own, training, factors[i], eps, **to)
         # Under training the kernels need the batch's statistics, else the running ones.
         kept = (None, None) if training else (mean, var)
         ctx.save_for_backward(x, scale, shift, saved, *kept)
@@ -189,43 +152,31 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, _, saved, mean, var = ctx.saved_tensors
+        x, scale, _, saved, *running = ctx.saved_tensors
         k = scale.shape[0]
         wanted = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():  # under create_graph
-            return *_gradients(ctx, grad, wanted), None, None, None, None, None
+            return *_gradients(ctx, grad, wanted), *[None] * 5
         grad = grad.contiguous(memory_format=_format(x))
-        dx = torch.empty_like(x) if wanted[0] else None
-        dscale = torch.empty_like(scale) if wanted[1] else None
-        dshift = torch.empty_like(scale) if wanted[2] else None
+        likes = zip((x, scale, scale), wanted, strict=True)
+        found = [torch.empty_like(like) if w else None for like, w in likes]
         for i, (rows, above) in enumerate(zip(blocks(x, k), blocks(grad, k), strict=True)):
+            own = [None if t is None else t[i] for t in (scale, *running, *saved)]
             parts = torch.ops.aten.native_batch_norm_backward(
-                above,
-                rows,
-                scale[i],
-                None if mean is None else mean[i],
-                None if var is None else var[i],
-                saved[0, i],
-                saved[1, i],
-                ctx.training,
-                ctx.eps,
-                wanted,
+                above, rows, *own, ctx.training, ctx.eps, wanted
             )
-            if dx is not None:
-                size = len(rows)
-                dx[i * size : (i + 1) * size] = parts[0]
-            if dscale is not None:
-                dscale[i] = parts[1]
-            if dshift is not None:
-                dshift[i] = parts[2]
-        return dx, dscale, dshift, None, None, None, None, None
+            for whole, part in zip(found, parts, strict=True):
+                if whole is not None:
+                    size = len(whole) // k
+                    whole[i * size : (i + 1) * size] = part
+        return *found, *[None] * 5
 
 
 def _gradients(ctx: Any, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """Gradients of x, scale and shift that can be differentiated again."""
     x, scale, shift, _, mean, var = ctx.saved_tensors
     factors = [0.0] * scale.shape[0]
-    y = batch_norm_reference(x, mean, var, scale, shift, ctx.training, factors, ctx.eps)
+    y = batch_norm_reference(x, (mean, var, scale, shift), ctx.training, factors, ctx.eps)
     inputs = [t for t, w in zip((x, scale, shift), wanted, strict=True) if w]
     found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
     return [next(found) if w else None for w in wanted]

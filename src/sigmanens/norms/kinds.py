@@ -1,9 +1,8 @@
 """One class for each pair of a σNorm and the norm it replaces, an instance of both.
 
-Code around a network looks for torch's classes: ``isinstance(m, nn.BatchNorm2d)`` decides what is
-frozen, re-estimated or kept out of weight decay. A converted ``nn.BatchNorm2d`` therefore has the
-class ``SigmaBatchNorm2d``, derived from :class:`~sigmanens.norms.SigmaBatchNorm` first and from
-``nn.BatchNorm2d`` second. Classes are made when they are first needed, and once.
+Code around a network asks ``isinstance(m, nn.BatchNorm2d)``. A converted ``nn.BatchNorm2d``
+therefore has the class ``SigmaBatchNorm2d``, derived from ``SigmaBatchNorm`` first and from
+``nn.BatchNorm2d`` second. Each class is made once, when it is first needed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ __all__ = ["own_class", "stand_for"]
 
 
 def stand_for(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Make a layer an instance of ``kind`` too; its methods stay its own where both have them.
-
-    A class that cannot be derived from any more is passed over for its bases.
-    """
+    """Make a layer an instance of ``kind`` too, or of the first base that can be derived from."""
     own = own_class(layer)
     for base in kind.__mro__:
         try:

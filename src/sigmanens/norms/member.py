@@ -1,8 +1,8 @@
 """A normalisation layer of M members: what σNorms and kept batch norms have in common.
 
-Every layer takes the members that are active in the pass, folded into dimension 0, member-major
-(see :mod:`sigmanens.passes.trees`). Scales, shifts and statistics stay in float32 under autocast
-and under ``.half()`` and ``.bfloat16()``; the result has the dtype of the normalised input.
+Every layer takes the members of the pass folded into dimension 0, member-major. Scales, shifts and
+statistics stay in float32 under autocast, ``.half()`` and ``.bfloat16()``; the result has the dtype
+of the normalised input.
 """
 
 from __future__ import annotations
@@ -52,15 +52,11 @@ def without_hooks(module: nn.Module) -> nn.Module:
 class MemberNorm(nn.Module):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
-    Conversion makes it an instance of the class it replaces as well (:meth:`take_place_of`).
-    A source that drops out and activates what it has normalised hands its submodules for that
-    over (``tail``); they keep their names and are applied last.
-
     Args:
         axis: the member axis.
         source: where the tail comes from.
-        tail: names of the submodules the source applies last, in this order; absent ones are
-            passed over.
+        tail: names of the submodules (dropout, activation) that the source applies last, in this
+            order. They keep their names. Absent ones are passed over.
     """
 
     prefix = "Member"  # of the name of a class made for a source's class
@@ -85,11 +81,8 @@ class MemberNorm(nn.Module):
         """Be a norm of the source's class to other code, and keep a copy as template of plain ones.
 
         The attributes of the source that this layer lacks (``affine``, ``momentum``, …) become its
-        own. Parameters and buffers do not.
-
-        Args:
-            source: the norm that this layer replaces.
-            like: a tensor with the dtype and device of the network, for norms without tensors.
+        own; parameters and buffers do not. ``like`` has the dtype and device of the network, for
+        norms without tensors.
         """
         self._template = [without_hooks(source)]
         for key, value in vars(source).items():
@@ -105,9 +98,8 @@ class MemberNorm(nn.Module):
             InputError: if this layer has taken no norm's place.
         """
         if not self._template:
-            raise InputError(
-                f"layer '{self.where}' was not made by conversion: it has no plain form"
-            )
+            where = f"layer '{self.where}'"
+            raise InputError(f"{where} was not made by conversion: it has no plain form")
         return self._template[0]
 
     def train(self, mode: bool = True) -> Any:
@@ -127,7 +119,7 @@ class MemberNorm(nn.Module):
     def plain(self, members: slice) -> nn.Module:
         """A norm of the source's own class with the affine and statistics of the given members.
 
-        One member's are taken over exactly; those of several are averaged (see `export`).
+        One member's are taken over exactly; those of several are averaged.
 
         Raises:
             InputError: if the source's class has no ``weight`` or ``bias`` to take them over.
@@ -135,6 +127,7 @@ class MemberNorm(nn.Module):
         norm = self._blank()
         values = self._plain_affine(members)
         for key, value in values.items():
+            neutral, what = (1.0, "scale") if key == "weight" else (0.0, "shift")
             old = getattr(norm, key, None)
             if isinstance(old, Tensor):
                 old.copy_(value)
@@ -142,10 +135,10 @@ class MemberNorm(nn.Module):
                 like = getattr(norm, "weight", None)
                 dtype = like.dtype if isinstance(like, Tensor) else value.dtype
                 setattr(norm, key, nn.Parameter(value.to(dtype).clone()))
-            elif bool((value != (1.0 if key == "weight" else 0.0)).any()):
+            elif bool((value != neutral).any()):
                 raise InputError(
-                    f"layer '{self.where}' has a {'scale' if key == 'weight' else 'shift'} per "
-                    f"member, which a plain {type(norm).__name__} cannot carry: it has no '{key}'"
+                    f"layer '{self.where}' has a {what} per member, which a plain "
+                    f"{type(norm).__name__} cannot carry: it has no '{key}'"
                 )
         if values:
             for flag in ("affine", "elementwise_affine"):
@@ -205,14 +198,7 @@ class MemberNorm(nn.Module):
     def _normalise(
         self, x: Tensor, norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
     ) -> Tensor:
-        """``norm(rows, scale, shift)`` of each member's rows of x, by the faster of two ways.
-
-        Then the tail.
-
-        Args:
-            x: (k·B, …).
-            norm: normalises sample by sample, with the affine it is given.
-        """
+        """``norm(rows, scale, shift)`` of each member's rows of x (k·B, …), and then the tail."""
         scale, shift = self.axis.recall(self, self.scale_and_shift)
         self._check_rows(x)
         if scales_in_kernel(x, scale):
@@ -223,7 +209,9 @@ class MemberNorm(nn.Module):
 
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
-        rows = self._split(y)
+        self._check_rows(y)
+        k = self.axis.active
+        rows = y.unflatten(0, (k, y.shape[0] // k))
         if shift is None:
             out = rows * self._placed(scale, rows)
         else:
@@ -235,12 +223,6 @@ class MemberNorm(nn.Module):
         if self.channels_last:
             return t.view(t.shape[0], *(1,) * (rows.dim() - t.dim()), *t.shape[1:])
         return t.view(t.shape[0], 1, t.shape[1], *(1,) * (rows.dim() - 3))
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(k·B, …) → (k, B, …), or an error that names the layer."""
-        self._check_rows(x)
-        k = self.axis.active
-        return x.unflatten(0, (k, x.shape[0] // k))
 
     def _check_rows(self, x: Tensor) -> None:
         """Raise an error that names the layer if the k members do not divide the rows of x."""
@@ -272,9 +254,8 @@ class MemberNorm(nn.Module):
 
         def keep(t: Tensor) -> Tensor:
             out = fn(t)
-            if t.is_floating_point() and out.is_floating_point() and out.element_size() < 4:
-                return t.to(out.device)
-            return out
+            narrow = t.is_floating_point() and out.is_floating_point() and out.element_size() < 4
+            return t.to(out.device) if narrow else out
 
         # Plain norms, activations and wrapped norms have the dtype they would have in the base.
         for module in (*self._template, *(self.children() if recurse else ())):

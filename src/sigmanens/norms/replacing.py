@@ -1,8 +1,7 @@
 """Helpers that swap norms: what they build from a converted norm is carried over to it.
 
-timm's ``freeze`` and ``nn.SyncBatchNorm.convert_sync_batchnorm`` build a plain norm, put the values
-of the old one into it and register it in its place. From a norm of M members they would build one
-that mixes them. So the converted norm keeps its place and becomes what it was to be replaced by:
+timm's ``freeze`` and ``nn.SyncBatchNorm.convert_sync_batchnorm`` put the values of a norm into a
+plain one, which would mix the members. So the converted norm stays and becomes what was built:
 
 =============================== ================================================================
 built from a converted norm     the converted norm

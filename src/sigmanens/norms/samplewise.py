@@ -11,25 +11,29 @@ from sigmanens.errors import InputError
 from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = [
-    "SigmaChannelsFirstLayerNorm",
-    "SigmaGroupNorm",
-    "SigmaLayerNorm",
-    "SigmaRMSNorm",
-]
+__all__ = ["SigmaChannelsFirstLayerNorm", "SigmaGroupNorm", "SigmaLayerNorm", "SigmaRMSNorm"]
 
 
-class SigmaLayerNorm(SigmaNorm):
-    """σNorm over LayerNorm with any ``normalized_shape``; x is (k·B, …, *normalized_shape)."""
+class _Samplewise(SigmaNorm):
+    """σNorm that takes over the named settings of its source."""
 
-    channels_last = True
+    settings: tuple[str, ...] = ("eps",)
+    eps: float
 
     def __init__(
         self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
     ) -> None:
         super().__init__(axis, affine, source, tail)
-        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
-        self.eps: float = source.eps  # type: ignore[assignment]
+        for name in self.settings:
+            setattr(self, name, getattr(source, name))
+
+
+class SigmaLayerNorm(_Samplewise):
+    """σNorm over LayerNorm with any ``normalized_shape``; x is (k·B, …, *normalized_shape)."""
+
+    channels_last = True
+    settings = ("normalized_shape", "eps")
+    normalized_shape: tuple[int, ...]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its trailing dimensions, then scale and shift per member."""
@@ -38,17 +42,12 @@ class SigmaLayerNorm(SigmaNorm):
         )
 
 
-class SigmaRMSNorm(SigmaNorm):
+class SigmaRMSNorm(_Samplewise):
     """σNorm over RMSNorm; x is (k·B, …, *normalized_shape)."""
 
     channels_last = True
-
-    def __init__(
-        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
-    ) -> None:
-        super().__init__(axis, affine, source, tail)
-        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)  # type: ignore[arg-type]
-        self.eps: float | None = source.eps  # type: ignore[assignment]
+    settings = ("normalized_shape", "eps")
+    normalized_shape: tuple[int, ...]
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide x by the root mean square over its trailing dimensions, then scale per member."""
@@ -56,15 +55,11 @@ class SigmaRMSNorm(SigmaNorm):
         return self.finish(self._scale_shift(y, *self.scale_and_shift()))
 
 
-class SigmaGroupNorm(SigmaNorm):
+class SigmaGroupNorm(_Samplewise):
     """σNorm over GroupNorm; x is (k·B, C, …)."""
 
-    def __init__(
-        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
-    ) -> None:
-        super().__init__(axis, affine, source, tail)
-        self.num_groups: int = source.num_groups  # type: ignore[assignment]
-        self.eps: float = source.eps  # type: ignore[assignment]
+    settings = ("num_groups", "eps")
+    num_groups: int
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over groups of channels, then scale and shift per member."""
@@ -73,14 +68,8 @@ class SigmaGroupNorm(SigmaNorm):
         )
 
 
-class SigmaChannelsFirstLayerNorm(SigmaNorm):
+class SigmaChannelsFirstLayerNorm(_Samplewise):
     """σNorm over a LayerNorm across dimension 1 of x (k·B, C, …), as in ConvNeXt."""
-
-    def __init__(
-        self, source: nn.Module, axis: MemberAxis, affine: Affine, tail: Sequence[str] = ()
-    ) -> None:
-        super().__init__(axis, affine, source, tail)
-        self.eps: float = source.eps  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its channels at each position, then scale and shift per member."""
@@ -90,9 +79,9 @@ class SigmaChannelsFirstLayerNorm(SigmaNorm):
                 f"σNorm layer '{self.where}' got shape {tuple(x.shape)}; expected {channels} "
                 "channels in dimension 1"
             )
-        return self._normalise(
-            x,
-            lambda rows, w, b: F.layer_norm(
-                rows.movedim(1, -1), (channels,), w, b, self.eps
-            ).movedim(-1, 1),
-        )
+
+        def norm(rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            y = F.layer_norm(rows.movedim(1, -1), (channels,), weight, bias, self.eps)
+            return y.movedim(-1, 1)
+
+        return self._normalise(x, norm)

@@ -5,10 +5,9 @@ For member :math:`m` and channel :math:`c` (arXiv 2607.23860)
 .. math:: y_{m} = s_m \odot \mathrm{norm}_m(x) + b_m, \qquad
           s_m = k_m \odot \sigma(\gamma_m) + o_m .
 
-``scale_logit`` holds :math:`\gamma`; the frozen carrier :math:`k` and offset :math:`o` are absent
-(1 and 0) when training from scratch and carry the pretrained scales otherwise; the shift
-:math:`b` is absent, shared and frozen, or one per member. With ``scale="linear"`` the parameter
-``scale`` takes the place of :math:`\sigma(\gamma)` (FiLM-Ensemble, arXiv 2206.00050).
+``scale_logit`` holds :math:`\gamma`. The frozen carrier :math:`k` and offset :math:`o` carry
+pretrained scales and are absent from scratch. With ``scale="linear"`` the parameter ``scale`` takes
+the place of :math:`\sigma(\gamma)` (FiLM-Ensemble, arXiv 2206.00050).
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ class SigmaNorm(MemberNorm):
         self.register_parameter(name, nn.Parameter(affine.logit))
         self.register_buffer("carrier", affine.carrier)
         self.register_buffer("offset", affine.offset)
-        if affine.per_member_shift:
-            assert affine.shift is not None
+        if affine.shift is not None and affine.per_member_shift:
             self.register_parameter("shift", nn.Parameter(affine.shift))
         else:
             self.register_buffer("shift", affine.shift)
@@ -130,9 +128,7 @@ class SigmaNorm(MemberNorm):
     def shifts(self) -> Tensor | None:
         """Shifts (M, *S) or shared (1, *S), at least float32, or None."""
         shift = self.shift
-        if shift is None or shift.dim() == self.logit.dim():
-            return shift
-        return shift.unsqueeze(0)
+        return shift if shift is None or shift.dim() == self.logit.dim() else shift.unsqueeze(0)
 
     def _apart(self, scale: Tensor) -> Tensor:
         count = scale.numel()
@@ -173,16 +169,12 @@ class SigmaNorm(MemberNorm):
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As of any module; ``weight`` and ``bias`` are no parameters here and raise InputError."""
-        if name.removesuffix("_orig") in ("weight", "bias"):
-            raise InputError(self._refusal(name.removesuffix("_orig")))
+        if (own := name.removesuffix("_orig")) in ("weight", "bias"):
+            raise InputError(self._refusal(own))
         super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
-        """Refuse: scales are drawn by conversion.
-
-        Raises:
-            InputError: always.
-        """
+        """Raise InputError: scales are drawn by conversion."""
         raise InputError(
             f"σNorm layer '{self.where}' has no parameters of its base to reset: its scales are "
             "drawn by sigmanens.convert. Convert again"
@@ -190,22 +182,20 @@ class SigmaNorm(MemberNorm):
 
     def _refusal(self, name: str) -> str:
         """What a write to ``weight`` or ``bias`` is told."""
-        of = type(self).__name__
         if name == "weight":
             own = "scale_logit" if self.kind == "sigmoid" else "scale"
-            what, cure = f"computed from the members' scales in '{own}'", f"norm.{own}"
-            cure = f"Write to {cure} (M, *S), or to the base before sigmanens.convert"
+            what = f"computed from the members' scales in '{own}'"
+            cure = f"Write to norm.{own} (M, *S), or to the base before sigmanens.convert"
         elif self.shift is None:
             what = "0 for all members, which have no shift"
             cure = "Convert with shift=True for one per member"
         else:
             what, cure = "the base's shift, shared by all members", "Write to norm.shift (*S)"
-        which = f"the {name} of σNorm layer '{self.where}' ({of})"
+        which = f"the {name} of σNorm layer '{self.where}' ({type(self).__name__})"
         return f"{which} cannot be written: it is {what}. {cure}"
 
     def extra_repr(self) -> str:
-        shift = "none" if self.shift is None else "shared"
-        if isinstance(self.shift, nn.Parameter):
-            shift = "member"
+        own = isinstance(self.shift, nn.Parameter)
+        shift = "member" if own else "none" if self.shift is None else "shared"
         shape = tuple(self.logit.shape[1:])
         return f"{shape}, members={self.axis.num_members}, scale={self.kind}, shift={shift}"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sigmanens.errors import InputError
-from sigmanens.norms.kernels import blocks
+from sigmanens.norms.kernels import State, blocks
 
 __all__ = ["batch_norm", "processes"]
 
@@ -44,16 +44,7 @@ class _Total(torch.autograd.Function):
         return _Total.apply(grad, ctx.group), None
 
 
-def batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    scale: Tensor,
-    shift: Tensor | None,
-    factors: Sequence[float],
-    eps: float,
-    group: Any,
-) -> Tensor:
+def batch_norm(x: Tensor, state: State, factors: Sequence[float], eps: float, group: Any) -> Tensor:
     """Normalise x (k·B, C, …) by each member's statistics over the ranks of a group.
 
     Every rank must call it for the same members in the same order. Arguments are those of
@@ -62,6 +53,7 @@ def batch_norm(
     Raises:
         InputError: if one value per channel and member is left in all ranks together.
     """
+    mean, var, scale, shift = state
     k, channels = scale.shape[0], x.shape[1]
     rows = torch.stack(blocks(x, k)).to(scale.dtype)
     dims = [d for d in range(1, rows.dim()) if d != 2]

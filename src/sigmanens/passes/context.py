@@ -1,11 +1,8 @@
 """The pass: which members a call runs, and what its layers may reuse.
 
 A pass belongs to the call, in its thread and task (:mod:`contextvars`), and never to the network.
-Two threads that call one ensemble therefore do not see each other. A layer outside a pass refuses.
-
-A backward pass may run a part of the network again (activation checkpointing). It does so after
-the call has ended, and on a GPU in another thread. Hooks on the results of the network say which
-pass the gradients come from (:func:`follow_backward`).
+A layer outside a pass refuses. Activation checkpointing runs a part of the network again in the
+backward pass, on a GPU in another thread: :func:`follow_backward` tells it the pass.
 """
 
 from __future__ import annotations
@@ -84,8 +81,6 @@ class MemberAxis:
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberAxis, (self._members,)
 
-    # -- the pass --------------------------------------------------------------------------------
-
     @property
     def chosen(self) -> Pass:
         """The pass of this call, or one of all members if none was chosen."""
@@ -138,11 +133,6 @@ class MemberAxis:
         return found.stop - found.start
 
     @property
-    def perturbed(self) -> bool:
-        """Whether this is a trial with scales that differ visibly."""
-        return self.current.perturbed
-
-    @property
     def once(self) -> bool:
         """Whether one pass over B rows stands for all members."""
         return self.current.once
@@ -180,13 +170,11 @@ class MemberAxis:
         """A context in which the network runs for members ``start … stop-1``."""
         return self.choosing(start=start, stop=stop, running=True, **changes)
 
-    # -- memory ----------------------------------------------------------------------------------
-
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Let layers remember what depends on parameters and buffers alone, until the block ends.
+        """Let layers that evaluate without gradients remember what depends on parameters alone.
 
-        They do so without gradients and in evaluation mode only. Blocks may be nested.
+        They forget when the outermost block ends.
         """
         memory = self.chosen.memory
         with self.choosing(memory={} if memory is None else memory):
@@ -207,9 +195,6 @@ class MemberAxis:
 
     def __repr__(self) -> str:
         return f"MemberAxis({self._members})"
-
-
-# -- backward ------------------------------------------------------------------------------------
 
 
 _KEPT = 32  # backward passes that one thread is taken to run side by side
@@ -237,19 +222,12 @@ def follow_backward(result: Any, made: Pass) -> None:
     """Let layers that run again in the backward pass of a result know the pass it came from.
 
     Autograd works from the newest operation to the oldest. So the hook of a pass runs before all
-    of its operations and after those of later passes.
-
-    Args:
-        result: what the network returned: tensors in any container.
-        made: the pass.
+    of its operations and after those of later passes. ``result`` holds tensors in any container.
     """
-
-    def hook(_: Any) -> None:
-        _backward.enter(made)
 
     def watch(y: torch.Tensor, _: str) -> torch.Tensor:
         if y.requires_grad:
-            y.register_hook(hook)
+            y.register_hook(lambda _: _backward.enter(made))
         return y
 
     made = replace(made, memory=None, prefix=None, recorded=None)

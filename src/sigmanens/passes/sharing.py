@@ -6,7 +6,7 @@ whether it is to compute. Passes of other threads and tasks compute as ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class _Shareable:
         module = self.module
         made = peek()
         if made is None or made.prefix is None:
-            return type(module)._call_impl(module, *args, **kwargs)
+            return _compute(module, args, kwargs)
         return made.prefix.call(module, args, kwargs)
 
 
@@ -105,11 +105,10 @@ class Replaying:
     """
 
     def __init__(self, results: Mapping[nn.Module, Iterable[Any]]) -> None:
-        self._queues: dict[nn.Module, Iterator[Any]] = {m: iter(q) for m, q in results.items()}
-        self._used_up = object()
+        self._queues = {m: iter(q) for m, q in results.items()}
 
     def call(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The next recorded result of a module, or what it computes."""
-        queue = self._queues.get(module)
-        item = self._used_up if queue is None else next(queue, self._used_up)
-        return _compute(module, args, kwargs) if item is self._used_up else item
+        for result in self._queues.get(module, ()):
+            return result
+        return _compute(module, args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -29,37 +29,37 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
     ``path`` names a leaf as in ``"0.attention_mask"``.
     """
 
-    def below(key: object) -> str:
-        return f"{path}.{key}" if path else str(key)
+    def mapped(key: object, value: Any) -> Any:
+        return map_tensors(fn, value, f"{path}.{key}" if path else str(key))
 
     if isinstance(tree, Tensor):
         return fn(tree, path)
     if isinstance(tree, PackedSequence):  # a tuple, but not one of batches
         return tree
-    if isinstance(tree, tuple):
-        items = [map_tensors(fn, v, below(i)) for i, v in enumerate(tree)]
+    if isinstance(tree, (tuple, list)):
+        items = [mapped(i, v) for i, v in enumerate(tree)]
+        if isinstance(tree, list):
+            return items
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if isinstance(tree, list):
-        return [map_tensors(fn, v, below(i)) for i, v in enumerate(tree)]
     if isinstance(tree, Mapping):
-        mapped = {k: map_tensors(fn, v, below(k)) for k, v in tree.items()}
+        made = {k: mapped(k, v) for k, v in tree.items()}
         if type(tree) is dict:
-            return mapped
+            return made
         if dataclasses.is_dataclass(tree):  # transformers' ModelOutput is both
-            return type(tree)(**mapped)
+            return type(tree)(**made)
         if isinstance(tree, MutableMapping):
             rebuilt = copy.copy(tree)  # keeps what the class has besides its items
-            rebuilt.update(mapped)
+            rebuilt.update(made)
             return rebuilt
-        return type(tree)(mapped)  # type: ignore[call-arg]
+        return type(tree)(made)  # type: ignore[call-arg]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        fields = {
-            f.name: map_tensors(fn, getattr(tree, f.name), below(f.name))
-            for f in dataclasses.fields(tree)
-            if f.init
-        }
-        return dataclasses.replace(tree, **fields)
+        return dataclasses.replace(tree, **{k: mapped(k, v) for k, v in _fields(tree)})
     return tree
+
+
+def _fields(data: Any) -> list[tuple[str, Any]]:
+    """Name and value of each field of a dataclass that its constructor takes."""
+    return [(f.name, getattr(data, f.name)) for f in dataclasses.fields(data) if f.init]
 
 
 def opaque(tree: Any, path: str = "") -> dict[str, Any]:
@@ -73,15 +73,15 @@ def opaque(tree: Any, path: str = "") -> dict[str, Any]:
         return {} if strided else {path: tree}
     if isinstance(tree, PackedSequence):
         return {path: tree}
-    items: list[tuple[object, Any]] = []
+    items: Iterable[tuple[object, Any]]
     if isinstance(tree, Mapping):
-        items = list(tree.items())
+        items = tree.items()
     elif isinstance(tree, (tuple, list)):
-        items = list(enumerate(tree))
+        items = enumerate(tree)
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree) if f.init]
-    elif _holds_tensors(tree):
-        return {path: tree}
+        items = _fields(tree)
+    else:
+        return {path: tree} if _holds_tensors(tree) else {}
     found: dict[str, Any] = {}
     for key, value in items:
         found |= opaque(value, f"{path}.{key}" if path else str(key))
@@ -148,8 +148,7 @@ def _without_caches(tree: Any, unknown: Mapping[str, Any]) -> Any:
             )
     if isinstance(tree, MutableMapping):
         kept = copy.copy(tree)
-        for path in caches:
-            kept[path] = None
+        kept.update(dict.fromkeys(caches))
         return kept
     if isinstance(tree, (tuple, list)):
         return type(tree)(None if str(i) in caches else x for i, x in enumerate(tree))
@@ -159,24 +158,10 @@ def _without_caches(tree: Any, unknown: Mapping[str, Any]) -> Any:
 def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Join results of several passes: leaves ``(k_i, B, …)`` are concatenated to ``(M, B, …)``.
 
-    Scalars are averaged, weighted by the members of their pass.
-
-    Args:
-        blocks: unfolded results of the passes, of the same structure.
-        sizes: members k_i in each pass.
+    Scalars are averaged, weighted by the members of their pass: ``sizes`` are the k_i.
     """
     if len(blocks) == 1:
         return blocks[0]
-    leaves: list[list[Tensor]] = []
-    for block in blocks:
-        row: list[Tensor] = []
-
-        def take(t: Tensor, _: str, row: list[Tensor] = row) -> Tensor:
-            row.append(t)
-            return t
-
-        map_tensors(take, block)
-        leaves.append(row)
 
     def merge(group: tuple[Tensor, ...]) -> Tensor:
         if group[0].dim() == 0:
@@ -184,5 +169,11 @@ def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:
             return torch.stack([t * (k / total) for t, k in zip(group, sizes, strict=True)]).sum(0)
         return torch.cat(group)
 
-    merged = iter([merge(group) for group in zip(*leaves, strict=True)])
+    merged = iter([merge(group) for group in zip(*map(_leaves, blocks), strict=True)])
     return map_tensors(lambda *_: next(merged), blocks[0])
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(lambda t, _: found.append(t), tree)
+    return found

@@ -32,22 +32,19 @@ def param_groups(
     (arXiv 2607.23860, 2512.20420), linear scales ``lr``. A one-cycle scheduler needs the rates
     told: ``OneCycleLR(optimizer, max_lr=[g["lr"] for g in groups], …)``.
 
-    The objective is a mean over M members, so that a member's own head has 1/M of the gradient that
-    the head of one network has. Under SGD new heads therefore learn M times slower, which tells
-    where steps are few: ``head_lr_mult=M`` makes up for it. Adam's steps do not depend on the size
-    of gradients.
+    The objective is a mean over M members, so that a member's own head has 1/M of the gradient of
+    one network's. Under SGD, ``head_lr_mult=M`` makes up for it; Adam does not need it.
 
     Args:
         ensemble: an ensemble, or any network (then there are no scale groups).
         lr: base learning rate > 0.
         weight_decay: for weights of linear, convolution and embedding layers.
         scale_lr_mult: one factor for all scale parameters.
-        head_lr_mult: factor for the members' own heads. None: they are weights like others. A
-            warning says where an ensemble has none.
+        head_lr_mult: factor for the members' own heads. None: they are weights like others. Warns
+            where an ensemble has none.
 
     Returns:
-        groups with "params", "lr", "weight_decay", "name" and "lr_mult" (the factor on ``lr``);
-        empty ones are left out.
+        the groups that are not empty, with a "name" and "lr_mult", the factor on ``lr``.
 
     Raises:
         InputError: for a rate, decay or factor out of range, or if nothing requires a gradient.
@@ -57,8 +54,8 @@ def param_groups(
     for name, mult in (("scale_lr_mult", scale_lr_mult), ("head_lr_mult", head_lr_mult)):
         if mult is not None:
             _check_number(name, mult)
-    factors = {"decay": 1.0, "no_decay": 1.0, "scales_batch_norm": 100.0, "scales": 10.0}
-    factors["scales_linear"] = 1.0
+    factors = {"decay": 1.0, "no_decay": 1.0}
+    factors |= {"scales_batch_norm": 100.0, "scales": 10.0, "scales_linear": 1.0}
     if scale_lr_mult is not None:
         factors |= {n: float(scale_lr_mult) for n in factors if n.startswith("scales")}
     of_heads: set[int] = set()
@@ -84,13 +81,8 @@ def param_groups(
             if id(p) in scales:
                 sets[_scale_group(scales[id(p)])].append(p)
                 continue
-            undecayed = (
-                p.dim() < 2
-                or is_norm(module)
-                or isinstance(module, SigmaNorm)
-                or key == "bias"
-                or id(p) in spared
-            )
+            undecayed = p.dim() < 2 or key == "bias" or id(p) in spared
+            undecayed |= is_norm(module) or isinstance(module, SigmaNorm)
             where = "heads_" if id(p) in of_heads else ""
             sets[where + ("no_decay" if undecayed else "decay")].append(p)
     if not seen:
@@ -137,27 +129,19 @@ def _check_number(name: str, value: float, positive: bool = False) -> None:
 def check_optimizer(ensemble: SigmaEnsemble, optimizer: torch.optim.Optimizer) -> list[str]:
     """Problems with how an optimizer treats the scales; each is also issued as a warning.
 
-    Looks for scale parameters that are decayed, for some that are missing, and for sigmoid scales
-    at the learning rate of the weights: groups that do not come from :func:`param_groups`, or a
-    scheduler that was given one ``max_lr``. Call it after the scheduler is made; a rate of 0, as
-    at the start of a warm-up, tells nothing.
-
-    Args:
-        ensemble: the ensemble.
-        optimizer: of its parameters.
-
-    Returns:
-        the problems in words; empty if there is none.
+    Looks for scales that are decayed or missing, and for sigmoid scales at the learning rate of the
+    weights (a scheduler that was given one ``max_lr``, say). Call it after the scheduler is made; a
+    rate of 0, as at the start of a warm-up, tells nothing.
     """
     norms = as_ensemble(ensemble).sigma_norms()
     scales = {id(m.logit): n for n, m in norms.items() if m.logit.requires_grad}
     problems: list[str] = []
-    found: set[int] = set()
+    found: set[str] = set()
     scale_rates: set[float] = set()
     other_rates: set[float] = set()
     for group in optimizer.param_groups:
         mine = [scales[id(p)] for p in group["params"] if id(p) in scales]
-        found.update(id(p) for p in group["params"] if id(p) in scales)
+        found.update(mine)
         rate = float(group["lr"])
         if mine and group.get("weight_decay", 0.0):
             problems.append(
@@ -169,7 +153,7 @@ def check_optimizer(ensemble: SigmaEnsemble, optimizer: torch.optim.Optimizer) -
             scale_rates.add(rate)
         if len(mine) < len(group["params"]) and group.get("lr_mult", 1.0) == 1.0:
             other_rates.add(rate)
-    missing = [n for i, n in scales.items() if i not in found]
+    missing = [n for n in scales.values() if n not in found]
     if missing:
         problems.append(
             f"{len(missing)} σNorm layers have trainable scales that are not in the optimizer "

@@ -2,10 +2,9 @@ r"""The training objective.
 
 .. math:: L = \frac1M \sum_m \ell\bigl(f_m(x), y\bigr) + L_\mathrm{div}
 
-Each member is trained on its own loss, never on the loss of the averaged prediction, under which
+Each member is trained on its own loss, never on that of the averaged prediction, under which
 members would collude (arXiv 2607.23860). The loss is called once for each member, on the rows that
-this member saw, in the order of the members. Its value is therefore the same however the members
-were run, also for losses that look at a batch as a whole.
+it saw. Its value is the same however the members were run.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ class EnsembleLoss:
     Args:
         loss: ``loss(logits, target)`` → (), mean over samples, of one member's logits (B, C, …);
             cross-entropy by default. One that takes ``ignore_index`` is given it, for class
-            indices. A loss that is known to be for independent labels
-            (``nn.BCEWithLogitsLoss()``) makes the ensemble's task multilabel, one for numbers
-            (``nn.MSELoss()``) regression.
+            indices. ``nn.BCEWithLogitsLoss()`` and its kin make the ensemble's task multilabel,
+            ``nn.MSELoss()`` and its kin regression.
         diversity: the penalty, or None.
         class_dim: dimension of the classes in one member's logits (B, C, …).
         ignore_index: label of samples that do not count.
@@ -69,9 +67,9 @@ class EnsembleLoss:
             raise InputError(f"loss is {loss!r}; expected a function (logits, target) -> ()")
         if diversity is not None and not isinstance(diversity, Diversity):
             raise InputError(f"diversity is {diversity!r}; expected a Diversity or None")
-        given = (
-            loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
-        )
+        given = getattr(loss, "__dict__", {})
+        if isinstance(loss, functools.partial):
+            given = loss.keywords
         if given.get("reduction", "mean") != "mean":
             raise InputError(
                 f"the loss has reduction={given['reduction']!r}; expected 'mean': the members' "
@@ -83,20 +81,15 @@ class EnsembleLoss:
                 "give both the same"
             )
         self.stated_task = task_of_loss(loss)
-        self._told = (
-            False  # whether the task reached an ensemble, or the user heard that it did not
-        )
-        self._several = False  # whether labels were seen that several of can be present
-        self.loss = loss
-        self.diversity = diversity
-        self.class_dim = class_dim
-        self.ignore_index = ignore_index
+        self._told = False  # an ensemble got the task, or the user heard that none did
+        self._several = False  # labels were seen of which several can be present
+        self.loss, self.diversity = loss, diversity
+        self.class_dim, self.ignore_index = class_dim, ignore_index
         self._takes_ignore = "ignore_index" not in given and _accepts(loss, "ignore_index")
         plain = getattr(loss, "func", loss)
         self._cross_entropy = plain is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-        self._binary = plain is F.binary_cross_entropy_with_logits or isinstance(
-            loss, nn.BCEWithLogitsLoss
-        )
+        binary = F.binary_cross_entropy_with_logits
+        self._binary = plain is binary or isinstance(loss, nn.BCEWithLogitsLoss)
         self.task_loss: Tensor | None = None
         self.penalty_loss: Tensor | None = None
 
@@ -184,12 +177,8 @@ class EnsembleLoss:
     def state_task(self, ensemble: nn.Module) -> None:
         """Tell an ensemble the task that this loss is made for, unless it knows.
 
-        Called by the loss and by :meth:`SigmaEnsemble.backward <sigmanens.SigmaEnsemble.backward>`.
         Where the loss does not say, labels (B, C) of 0 and 1 that it has got, with other than one 1
-        in a row, say multilabel; a warning tells so.
-
-        Args:
-            ensemble: anything but a SigmaEnsemble (a rival, say) is left alone.
+        in a row, say multilabel; a warning tells so. Anything but a SigmaEnsemble is left alone.
 
         Raises:
             InputError: if the task of the ensemble contradicts the loss.
@@ -226,11 +215,10 @@ class EnsembleLoss:
 
     def penalty(self, ensemble: SigmaEnsemble) -> Tensor | None:
         """The diversity penalty: (), or None without one or with weight 0."""
-        if self.diversity is None or not self._penalised:
-            self.penalty_loss = None
-            return None
-        penalty = self.diversity(ensemble)
-        self.penalty_loss = penalty.detach()
+        penalty = None
+        if self.diversity is not None and self.diversity.active:
+            penalty = self.diversity(ensemble)
+        self.penalty_loss = None if penalty is None else penalty.detach()
         return penalty
 
     @property
@@ -254,15 +242,13 @@ class EnsembleLoss:
         if not isinstance(y, Tensor) or y.dim() == 0:
             raise InputError(f"labels are {_described(y)}; expected a tensor (B,) or (B, C)")
         if y.shape[0] != rows:
-            many = logits.shape[0] * logits.shape[1]
+            hint = ""
+            if y.shape[0] == logits.shape[0] * logits.shape[1]:
+                hint = ": one label per sample, never repeated for the members (after "
+                hint += "forward(split=True): loss_fn(…, split=True))"
+            shape = tuple(logits.shape)
             raise InputError(
-                f"labels have {y.shape[0]} rows; expected {rows} for logits {tuple(logits.shape)}"
-                + (
-                    ": one label per sample, never repeated for the members (after "
-                    "forward(split=True): loss_fn(…, split=True))"
-                    if y.shape[0] == many
-                    else ""
-                )
+                f"labels have {y.shape[0]} rows; expected {rows} for logits {shape}{hint}"
             )
         shape = (rows, *logits.shape[2:])
         if self._binary and (not soft or y.shape != shape):

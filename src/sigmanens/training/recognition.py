@@ -14,45 +14,20 @@ from sigmanens.errors import InputError
 
 __all__ = ["labels_are_several", "task_of_loss"]
 
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    F.cross_entropy: "multiclass",
-    F.nll_loss: "multiclass",
-    F.multi_margin_loss: "multiclass",
-    F.binary_cross_entropy_with_logits: "multilabel",
-    F.multilabel_soft_margin_loss: "multilabel",
-    F.multilabel_margin_loss: "multilabel",
-    F.soft_margin_loss: "multilabel",
-    F.mse_loss: "regression",
-    F.l1_loss: "regression",
-    F.smooth_l1_loss: "regression",
-    F.huber_loss: "regression",
-    F.poisson_nll_loss: "regression",
+_NAMES = {
+    ("torch", "multiclass"): "CrossEntropyLoss NLLLoss MultiMarginLoss "
+    "cross_entropy nll_loss multi_margin_loss",
+    ("torch", "multilabel"): "BCEWithLogitsLoss MultiLabelSoftMarginLoss MultiLabelMarginLoss "
+    "SoftMarginLoss binary_cross_entropy_with_logits multilabel_soft_margin_loss "
+    "multilabel_margin_loss soft_margin_loss",
+    ("torch", "regression"): "MSELoss L1Loss SmoothL1Loss HuberLoss PoissonNLLLoss "
+    "mse_loss l1_loss smooth_l1_loss huber_loss poisson_nll_loss",
+    ("torchvision", "multilabel"): "sigmoid_focal_loss",
+    ("timm", "multilabel"): "BinaryCrossEntropy AsymmetricLossMultiLabel",
+    ("timm", "multiclass"): "AsymmetricLossSingleLabel JsdCrossEntropy LabelSmoothingCrossEntropy "
+    "SoftTargetCrossEntropy",
 }
-
-_MODULES: dict[type[nn.Module], str] = {
-    nn.CrossEntropyLoss: "multiclass",
-    nn.NLLLoss: "multiclass",
-    nn.MultiMarginLoss: "multiclass",
-    nn.BCEWithLogitsLoss: "multilabel",
-    nn.MultiLabelSoftMarginLoss: "multilabel",
-    nn.MultiLabelMarginLoss: "multilabel",
-    nn.SoftMarginLoss: "multilabel",
-    nn.MSELoss: "regression",
-    nn.L1Loss: "regression",
-    nn.SmoothL1Loss: "regression",
-    nn.HuberLoss: "regression",
-    nn.PoissonNLLLoss: "regression",
-}
-
-_ELSEWHERE: dict[tuple[str, str], str] = {
-    ("torchvision", "sigmoid_focal_loss"): "multilabel",
-    ("timm", "BinaryCrossEntropy"): "multilabel",
-    ("timm", "AsymmetricLossMultiLabel"): "multilabel",
-    ("timm", "AsymmetricLossSingleLabel"): "multiclass",
-    ("timm", "JsdCrossEntropy"): "multiclass",
-    ("timm", "LabelSmoothingCrossEntropy"): "multiclass",
-    ("timm", "SoftTargetCrossEntropy"): "multiclass",
-}
+_TASKS = {(pkg, name): task for (pkg, task), names in _NAMES.items() for name in names.split()}
 """By package and name of the class or function, so that the package need not be installed."""
 
 
@@ -77,28 +52,21 @@ def task_of_loss(loss: Callable[..., Any]) -> str | None:
             "and use nn.BCEWithLogitsLoss"
         )
     if not isinstance(loss, nn.Module):
-        return _FUNCTIONS.get(loss) or _elsewhere(loss)
-    said = {task for m in loss.modules() if (task := _of_module(m)) is not None}
+        return _task_of(loss)
+    found = (next(filter(None, map(_task_of, type(m).__mro__)), None) for m in loss.modules())
+    said = set(filter(None, found))
     return said.pop() if len(said) == 1 else None
 
 
-def _of_module(module: nn.Module) -> str | None:
-    known = next((task for kind, task in _MODULES.items() if isinstance(module, kind)), None)
-    return known or _elsewhere(type(module))
-
-
-def _elsewhere(named: Any) -> str | None:
+def _task_of(named: Any) -> str | None:
     package = str(getattr(named, "__module__", "")).partition(".")[0]
-    return _ELSEWHERE.get((package, getattr(named, "__name__", "")))
+    return _TASKS.get((package, getattr(named, "__name__", "")))
 
 
 def labels_are_several(logits: Tensor, y: Tensor, class_dim: int = 1) -> bool:
     """Whether labels are 0 or 1 for each class, with other than one 1 for some sample.
 
-    Args:
-        logits: of one member: (B, C, …), or with the classes elsewhere.
-        y: labels as they are given to the loss.
-        class_dim: dimension of the classes in both.
+    ``class_dim`` is the dimension of the classes in one member's logits (B, C, …) and in y.
     """
     if y.shape != logits.shape or torch.compiler.is_compiling():
         return False
