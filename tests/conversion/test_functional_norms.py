@@ -203,7 +203,7 @@ def test_the_example_runs_in_evaluation_mode_and_the_mode_is_restored() -> None:
 
     base = network(act).train()
     converted(base)
-    assert not any(seen)
+    assert not seen[0]  # later ones are trials of copies, in both modes
     assert all(m.training for m in base.modules())
 
 
