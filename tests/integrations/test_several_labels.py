@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sigmanens as sn
 from sigmanens.baselines import SeparateNetworks
-from sigmanens.errors import InputError
+from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.integrations.diversity_callback import DiversityMonitor
 from sigmanens.integrations.lightning import EnsembleModule
 
@@ -146,3 +146,10 @@ def test_a_loss_for_another_task_is_refused(make_trainer: MakeTrainer) -> None:
         make_trainer(sn.convert(bert(problem_type="regression"), 2))
     stated = ensemble(task="multilabel")
     assert make_trainer(stated).loss_fn.stated_task == "multilabel"
+
+
+def test_members_that_answer_as_one_model_are_told_of(make_trainer: MakeTrainer) -> None:
+    base = bert(problem_type="multi_label_classification")
+    same = sn.convert(base, 2, head="copy", generator=torch.Generator().manual_seed(5))
+    with pytest.warns(SigmaNensWarning, match="answer as one model: disagreement 0.0000"):
+        make_trainer(same).predict(texts(6))

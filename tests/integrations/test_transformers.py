@@ -322,3 +322,40 @@ def test_as_many_sentences_as_words_are_no_riddle() -> None:
             expected = [ens.member(m)(*args, **kwargs).logits for m in range(3)]
             got = ens(*args, **kwargs).logits
             torch.testing.assert_close(got, torch.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+# -- members that are one model ----------------------------------------------------------------
+
+
+def test_members_that_answer_as_one_model_are_told_of_once(make_trainer: MakeTrainer) -> None:
+    same = sn.convert(bert(), 2, head="copy", generator=torch.Generator().manual_seed(5))
+    trainer = make_trainer(same, eval_dataset=sentences(10))
+    with pytest.warns(SigmaNensWarning, match="answer as one model: disagreement 0.0000"):
+        trainer.evaluate()
+    trainer.evaluate()  # a second warning would be an error here
+
+
+def test_the_first_steps_of_a_training_are_not_judged(make_trainer: MakeTrainer) -> None:
+    same = sn.convert(bert(), 2, head="copy", generator=torch.Generator().manual_seed(5))
+    data = sentences(8)
+    args = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+    make_trainer(same, args, train_dataset=data, eval_dataset=data).train()
+
+
+def test_disagreement_is_that_of_all_samples(make_trainer: MakeTrainer) -> None:
+    """Also where the last batch is smaller."""
+    ens = ensemble()
+    data = sentences(10)
+    trainer = make_trainer(ens, eval_dataset=data, collect=("member_logits",))
+    seen: list[Tensor] = []
+    trainer._judge = seen.append  # type: ignore[method-assign]
+    members = torch.from_numpy(trainer.predict(data).predictions).transpose(0, 1)
+    prediction = sn.Prediction.from_logits(members)
+    n, *sums = seen[0].tolist()
+    assert n == 10
+    expected = [
+        float((members[0].argmax(1) != members[1].argmax(1)).float().sum()),
+        float(prediction.modulation.sum()),
+        float(prediction.entropy.sum()),
+    ]
+    assert sums == pytest.approx(expected, abs=1e-4)

@@ -339,7 +339,7 @@ def test_without_scripts_the_numbers_are_there_and_no_dead_controls(tmp_path: Pa
 
 
 def test_the_page_itself_would_stop_and_note_a_request(tmp_path: Path):
-    page = write_report(demo_metrics(seeds=1), tmp_path / "report.html")
+    page = write_report(demo_metrics(), tmp_path / "report.html")
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("<main>", '<main><img src="https://x.invalid/p.png">'), "utf-8")
     assert [p for p in probe(page, 1280)["problems"] if p.startswith("blocked img-src")]

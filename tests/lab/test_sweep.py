@@ -1,4 +1,4 @@
-"""The sweep: its grid, what it marks as dominated, and its trainings on a Ray cluster."""
+"""The sweep: its grid, and its trainings on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.bench.grid import geometric
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.cli import main
-from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.runs import read_config, read_metrics
 
 
@@ -52,22 +51,6 @@ def test_a_grid_has_equal_ratios(low: float, ratio: float, count: int) -> None:
 def test_ranges_that_are_none_are_named(text: str) -> None:
     with pytest.raises(ConfigError, match="range of τ"):
         geometric(text)
-
-
-def test_dominated_points_are_marked() -> None:
-    points = {0.1: (0.80, 0.50), 0.5: (0.82, 0.48), 1.0: (0.82, 0.48), 2.0: (0.83, 0.49)}
-    rows = [
-        {"method": "sigmanens", "members": 4, "tau": tau, "weight": 0.01, "seed": 0,
-         "accuracy": accuracy, "nll_calibrated": nll}
-        for tau, (accuracy, nll) in points.items()
-    ]  # fmt: skip
-    rows.append({"method": "single", "members": 1, "seed": 0, "accuracy": 0.9,
-                 "nll_calibrated": 0.1})  # fmt: skip
-    study = read_study({"version": 1, "rows": rows})
-    marked = {g.tau: study.dominated(g) for g in study.sigma}
-    assert marked == {0.1: True, 0.5: False, 1.0: False, 2.0: False}
-    assert study.single is not None
-    assert not study.dominated(study.single)
 
 
 def test_the_command_line_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,15 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
-from sigmanens.diversity import measures
+from sigmanens.diversity import diagnosis, measures
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import InputError
+from sigmanens.ensemble.prediction import Prediction
+from sigmanens.errors import InputError, warn
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
 from sigmanens.integrations.hub import save_folder
 from sigmanens.saving.checkpoint import is_checkpoint
 from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
+
+FIRST_STEPS = 20  # of a training, in which nobody judges how different the members are
 
 
 class EnsembleTrainer(Trainer):
@@ -36,6 +39,8 @@ class EnsembleTrainer(Trainer):
     every member's loss; the training log has the parts of the loss and the diversity of the scales.
     A checkpoint holds the whole network, as any Trainer's, unless ``small_checkpoints`` is set;
     :meth:`save_model` writes the small folder that :func:`sigmanens.load` reads.
+    ``evaluate`` and ``predict`` warn once (:class:`SigmaNensWarning`) if the members answer as one
+    model, by the thresholds of :func:`sigmanens.diversity.diagnosis.one_model`.
 
     Args:
         model: the ensemble; or None with ``model_init``, which then returns one.
@@ -91,6 +96,7 @@ class EnsembleTrainer(Trainer):
         if self.label_smoother is not None:
             self._smooth_labels()
         self._check_rates = self.optimizer is not None
+        self._said_one_model = False
 
     @property
     def ensemble(self) -> SigmaEnsemble:
@@ -190,6 +196,37 @@ class EnsembleTrainer(Trainer):
         ignored = self.dropped if ignore_keys is None else ignore_keys
         return super().prediction_step(model, inputs, prediction_loss_only, ignored)
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; warns once if the members answer as one model."""
+        totals: list[Tensor] = []
+
+        def add(module: nn.Module, inputs: Any, output: EnsembleOutput) -> None:
+            assert output.member_logits is not None
+            totals.append(_differences(output.member_logits, self.ensemble.task))
+
+        early = self.is_in_train and self.state.global_step < FIRST_STEPS
+        if early or self._said_one_model or self.ensemble.num_members < 2:
+            return super().evaluation_loop(*args, **kwargs)
+        adapted: nn.Module = self.accelerator.unwrap_model(self.model)
+        handle = adapted.register_forward_hook(add)
+        try:
+            found = super().evaluation_loop(*args, **kwargs)
+        finally:
+            handle.remove()
+        if totals:
+            self._judge(torch.stack(totals).sum(0))
+        return found
+
+    def _judge(self, totals: Tensor) -> None:
+        """Warn of members that answered alike in all batches of all processes."""
+        n, *sums = self.accelerator.reduce(totals, "sum").tolist()
+        disagreement, modulation, entropy = (total / n for total in sums)
+        cosine = measures.cosine(self.ensemble, "all")
+        finding = diagnosis.one_model(disagreement, modulation, entropy, cosine=cosine)
+        self._said_one_model = finding is not None
+        if finding is not None and self.is_world_process_zero():
+            warn(finding.message)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; to training losses, add the last batch's parts and the diversity of the scales."""
         if "loss" in logs and self.loss_fn.task_loss is not None:
@@ -254,6 +291,23 @@ class EnsembleTrainer(Trainer):
             self.ensemble.load_checkpoint(best)
         else:
             super()._load_best_model()
+
+
+def _differences(member_logits: Tensor, task: str | None) -> Tensor:
+    """Samples, and the sums over them of disagreement, modulation and entropy: (4,), float32.
+
+    Args:
+        member_logits: as an EnsembleOutput has them, (B, M, C).
+        task: of the ensemble; under multilabel each label is a decision of its own.
+    """
+    found = Prediction.from_logits(member_logits.transpose(0, 1).float(), task=task)
+    found = found.per_label or found
+    n = len(member_logits)
+    parts = (
+        measures.disagreement(found.member_log_probs), found.modulation.mean(),
+        found.entropy.mean(),
+    )  # fmt: skip
+    return torch.tensor([n, *(n * float(part) for part in parts)], device=member_logits.device)
 
 
 def _untied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.reliability import reliability, reliability_panel
 from sigmanens.lab.report.scores import score_panels, score_table
 from sigmanens.lab.report.study import Group, Study, finite
-from sigmanens.lab.report.summary import study_summary
+from sigmanens.lab.report.summary import CRITERIA, study_summary
 from sigmanens.lab.report.tables import Cell, Table
 from sigmanens.lab.report.template import environment
 from sigmanens.lab.report.training import curve_panels as training_panels
@@ -130,10 +130,11 @@ def _sections(study: Study, linked: bool) -> list[Section]:
             found.append(kinds)
     chance = "0.5 is chance, 1 is perfect, and the tint grows between; OOD is the positive class."
     bracket = "In brackets: 95 % bootstrap interval over the samples, where it was measured."
+    criterion = CRITERIA.get(study.criterion or "", study.criterion)
     for key, title, note, table in (
         ("ood", "Out of distribution", chance, tables.ood(study)),
         ("failures", "Failed trainings", "", tables.failures(study)),
-        ("choice", "Choice of τ", f"Criterion: {study.criterion}.", tables.choice(study)),
+        ("choice", "Choice of τ", f"By {criterion}.", tables.choice(study)),
         ("layers", "Owners per layer", "Of every run.", layer_table(study)),
         ("scores", "Quartiles of the OOD scores", "Of every run.", score_table(study)),
         ("seeds", "Every seed", bracket, tables.seeds(study)),
@@ -185,7 +186,7 @@ def _comparison(study: Study) -> dict[str, Any] | None:
     return {
         "reference": reference,
         "table": Table(
-            "Each method less the reference", ["method", *heads], rows,
+            "Each method minus the reference", ["method", *heads], rows,
             meaning={METRICS[k].name: f"{METRICS[k].better} is better" for k in keys},
         ),
         "halves": halves,

@@ -53,7 +53,7 @@
     }
   }
 
-  // Differences: every method less a chosen one.
+  // Differences: every method minus a chosen one.
   const reference = document.getElementById("reference");
   const minus = (text) => text.replace("-", "−");
   const number = (x, sign = false) => {
@@ -151,5 +151,7 @@
       }
     });
   }
+  // A plot is drawn before its neighbours are there, and as wide as if it were alone.
+  for (const plot of plots(document)) if (plot.offsetWidth) Plotly.Plots.resize(plot);
   document.documentElement.dataset.drawn = String(plots(document).length);
 })();

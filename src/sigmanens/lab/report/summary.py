@@ -14,10 +14,10 @@ from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.study import Group, Study
 from sigmanens.lab.report.template import environment
 
-__all__ = ["Summary", "facts", "study_summary", "summary"]
+__all__ = ["CRITERIA", "Summary", "facts", "study_summary", "summary"]
 
 _QUALITY = ("accuracy", "nll", "nll_calibrated", "ece", "ece_calibrated")
-_CRITERIA = {
+CRITERIA = {
     "validation nll_calibrated": "the lowest temperature-scaled NLL on validation data",
     "validation nll": "the lowest NLL on validation data",
     "validation ece": "the lowest ECE on validation data",
@@ -83,7 +83,7 @@ def facts(study: Study) -> dict[str, Any]:
             if g is not None
         ]
     if study.criterion is not None:
-        by = _CRITERIA.get(study.criterion, study.criterion)
+        by = CRITERIA.get(study.criterion, study.criterion)
         found["choice"] = {"by": by, "reason": study.reason}
     return found
 
