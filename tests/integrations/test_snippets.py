@@ -30,7 +30,13 @@ def programs() -> dict[str, str]:
 
 
 def test_every_section_has_a_program() -> None:
-    names = ["A plain loop", "Code that looks for norms", "Lightning", "Hugging Face Trainer"]
+    names = [
+        "A plain loop",
+        "Threads and servers",
+        "Code that looks for norms",
+        "Lightning",
+        "Hugging Face Trainer",
+    ]
     assert list(programs()) == names
     assert all("sn.convert(" in code for code in programs().values())
 
