@@ -45,10 +45,15 @@ _FUSED = "qkv"  # timm: one Linear for all three
 class LoRAEnsemble(Rival):
     """M low-rank updates of one frozen network; made by :func:`lora_ensemble`."""
 
+    def __init__(self, network: nn.Module, num_members: int, axis: MemberAxis) -> None:
+        super().__init__(network, num_members)
+        self.axis = axis  # of the heads
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, B, C): every member sees the whole batch, in training too."""
         args, kwargs = repeated(self.network, args, kwargs, self.num_members)  # type: ignore[assignment]
-        return unfolded(self.network(*args, **kwargs), self.num_members)
+        with self.axis.running(0, self.num_members):
+            return unfolded(self.network(*args, **kwargs), self.num_members)
 
 
 class SplitProjection(nn.Module):
@@ -151,8 +156,9 @@ def lora_ensemble(
             assert isinstance(module, nn.Module)
             module.train(network.training)
             module.register_forward_pre_hook(_MemberRows(names), with_kwargs=True)
-    _own_heads(network, heads, head, members, generator)
-    return LoRAEnsemble(network, members)
+    axis = MemberAxis(members)
+    _own_heads(network, heads, head, axis, generator)
+    return LoRAEnsemble(network, members, axis)
 
 
 def _split_fused(network: nn.Module) -> None:
@@ -195,10 +201,9 @@ def _own_heads(
     network: nn.Module,
     names: Sequence[str],
     kind: str,
-    members: int,
+    axis: MemberAxis,
     generator: torch.Generator | None,
 ) -> None:
-    axis = MemberAxis(members)
     modules = dict(network.named_modules(remove_duplicate=False))
     made: dict[int, nn.Module] = {}
     for name in names:
