@@ -68,27 +68,24 @@ def examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict:
 
 
 def _examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict | None:
-    """What a trial on all these inputs finds, with two kinds of draws where there are any."""
-    verdict = None
+    """What a trial on all these inputs finds; with two kinds of fixed draws if it draws any."""
+    draws = _Draws()
     with torch.no_grad():
+        verdict = _compare(network, axis, inputs, draws)
+        if not draws.drawn:
+            return verdict
         for low in (False, True):
-            verdict, drawn = _compare(network, axis, inputs, low)
-            if verdict is None or verdict.problem != "" or not drawn:
+            verdict = _compare(network, axis, inputs, _FixedDraws(low))
+            if verdict is None or verdict.problem != "":
                 break
     return verdict
 
 
-def _compare(
-    network: nn.Module, axis: MemberAxis, inputs: Inputs, low: bool
-) -> tuple[Verdict | None, bool]:
-    """One comparison, and whether random numbers were drawn.
-
-    There is no verdict if already the members one by one fail.
-    """
+def _compare(network: nn.Module, axis: MemberAxis, inputs: Inputs, draws: _Draws) -> Verdict | None:
+    """One comparison; no verdict if already the members one by one fail."""
     members = axis.chosen.held
     largest = _RowBytes()
     writes = False
-    fixed = _FixedDraws(low)
     try:
         with twin_of(network) as twin, largest.of(twin):
             restore = _restorer(twin)
@@ -96,7 +93,7 @@ def _compare(
             for m in range(members):
                 restore()
                 given = inputs.copied()
-                with fixed.start():
+                with draws.start():
                     one_by_one.append(
                         run_pass(twin, axis, given, m, m + 1, perturbed=True, memory=None)
                     )
@@ -104,17 +101,17 @@ def _compare(
             expected = join(one_by_one, [1] * members)
             restore()
     except Exception:  # what the network cannot do on such a batch is for its own call to say
-        return None, False
+        return None
     rows = {len(t[0]) for t in _results(expected).values() if t.dim() > 1}
     divisible = rows <= {inputs.size}
     problem: str | None
     try:
-        with twin_of(network) as twin, fixed.start():
+        with twin_of(network) as twin, draws.start():
             got = run_pass(twin, axis, inputs.copied(), 0, members, perturbed=True, memory=None)
         problem = difference(got, expected)
     except Exception as e:
         problem = (str(e) or type(e).__name__).splitlines()[0]
-    return Verdict(problem, largest.found, writes, divisible), fixed.drawn
+    return Verdict(problem, largest.found, writes, divisible)
 
 
 @contextmanager
@@ -195,7 +192,43 @@ _DRAWS = (
 )  # fmt: skip
 
 
-class _FixedDraws(TorchDispatchMode):
+# Arguments of operations that draw and compute in one, and the values under which they do not draw.
+_CALM = {"dropout_p": 0.0, "training": False}
+
+
+class _Draws:
+    """Starts every pass with the same seeds, and sees whether it draws random numbers.
+
+    Attributes:
+        drawn: whether a pass has drawn any.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.drawn = False
+        self._seed = seed
+
+    @contextmanager
+    def start(self) -> Iterator[None]:
+        """One pass with the same seeds as the others."""
+        numpy = sys.modules.get("numpy.random")
+        torch.manual_seed(self._seed)
+        random.seed(self._seed)
+        if numpy is not None:
+            numpy.seed(self._seed)
+        before = _state(numpy)
+        yield
+        self.drawn |= _state(numpy) != before
+
+
+def _state(numpy: Any) -> list[Any]:
+    """The state of the generators of torch, Python and numpy."""
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cards)]
+    theirs = [] if numpy is None else [(s.tobytes(), n) for _, s, n, *_ in [numpy.get_state()]]
+    return [random.getstate(), *(bytes(s.tolist()) for s in states), *theirs]
+
+
+class _FixedDraws(_Draws):
     """Random numbers that do not depend on how many are drawn; permutations reverse.
 
     Args:
@@ -203,26 +236,22 @@ class _FixedDraws(TorchDispatchMode):
     """
 
     def __init__(self, low: bool) -> None:
-        super().__init__()
-        self.drawn = False
-        self._value = 0.1 if low else 0.9
-        self._seed = 1 if low else 0  # Python's random.random() gives 0.13 and 0.84
+        super().__init__(1 if low else 0)  # Python's random.random() gives 0.13 and 0.84
+        self._mode = _Fixing(0.1 if low else 0.9)
 
     @contextmanager
     def start(self) -> Iterator[None]:
         """One pass with the same draws as the others."""
-        numpy = sys.modules.get("numpy.random")
-        random.seed(self._seed)
-        before = random.getstate()
-        if numpy is not None:
-            numpy.seed(self._seed)
-            theirs = numpy.get_state()[1].tolist(), numpy.get_state()[2]
-        with self:
+        with super().start(), self._mode:
             yield
-        self.drawn |= random.getstate() != before
-        if numpy is not None:
-            now = numpy.get_state()
-            self.drawn |= (now[1].tolist(), now[2]) != theirs
+
+
+class _Fixing(TorchDispatchMode):
+    """Replaces what torch draws."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self._value = value
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -232,21 +261,18 @@ class _FixedDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         if "dropout" in name and "attention" not in name:
-            self.drawn = True
             x = args[0]
             return (x.clone(), torch.ones_like(x, dtype=torch.bool)) if "native" in name else x
         given = list(args)
         for i, argument in enumerate(func._schema.arguments):
-            if argument.name == "dropout_p":
-                self.drawn |= bool(given[i] if i < len(given) else kwargs.get("dropout_p"))
+            if argument.name in _CALM:
                 if i < len(given):
-                    given[i] = 0.0
+                    given[i] = _CALM[argument.name]
                 else:
-                    kwargs["dropout_p"] = 0.0
+                    kwargs[argument.name] = _CALM[argument.name]
         result = func(*given, **kwargs)
         if not name.startswith(_DRAWS):
             return result
-        self.drawn = True
         if name.startswith("randperm"):
             return result.copy_(torch.arange(len(result), device=result.device).flip(0))
         return map_tensors(lambda t, _: self._fixed(t, name), result)
