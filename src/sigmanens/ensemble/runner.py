@@ -108,15 +108,16 @@ class Runner:
                 part = self.own(network, inputs)
             blocks.append(self._pass(network, part, first, last, split, recorded))
             sizes.append(last - first)
-            if part is not inputs and not split and not part.equals(inputs):
+            copied = part is not inputs and not split and runs_as_called()
+            if copied and not part.equals(inputs):
                 self._writes = True
-        if not self._writes:
+        if not self._writes and runs_as_called():
             self._clean.add(network.training)
         return join(blocks, sizes)
 
     def own(self, network: nn.Module, inputs: Inputs) -> Inputs:
         """Inputs for one of several passes: copies, unless the network is known to only read."""
-        if self.axis.num_members == 1:
+        if self.axis.num_members == 1 or not runs_as_called():
             return inputs
         reads = network.training in self._clean and not self._writes and not inputs.whole
         return inputs if reads else inputs.copied()
