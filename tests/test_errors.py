@@ -24,7 +24,7 @@ def test_an_error_is_ours_and_a_built_in(cls: type[Exception]) -> None:
 
 def test_errors_are_defined_in_one_module() -> None:
     source = Path(errors.__file__).parent
-    pattern = re.compile(r"^class (\w+)\(.*(?:Error|Exception)\b.*\):", re.MULTILINE)
+    pattern = re.compile(r"^class (\w+)\(.*(?:Error|\bException)\b.*\):", re.MULTILINE)
     defined = {
         str(path.relative_to(source)): names
         for path in source.rglob("*.py")

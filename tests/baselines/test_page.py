@@ -11,7 +11,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rivals.md").read_text(en
 
 
 def test_the_program_runs() -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    program = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
     names: dict[str, object] = {}
     exec(compile(program, "docs/rivals.md", "exec"), names)
     assert names["logits"].shape == (4, 8, 10)  # type: ignore[attr-defined]

@@ -69,6 +69,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:the members answer as one model")
 @pytest.mark.filterwarnings("ignore:the .* samples set no temperature")
 def test_the_text_example_runs(
     example: ModuleType,

@@ -141,6 +141,7 @@ def test_networks_with_tied_weights_are_saved_and_resumed(
     assert_same(weights(other), weights(ens))
 
 
+@pytest.mark.filterwarnings("ignore:the members answer as one model")
 def test_save_model_writes_what_load_reads(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     base = bert()
     ens = sn.convert(base, 2, train="members")
