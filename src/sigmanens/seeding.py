@@ -14,9 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["device_of", "own_random_state", "own_seed", "seed_device", "seeded"]
+__all__ = [
+    "device_of",
+    "generator_states",
+    "own_random_state",
+    "own_seed",
+    "seed_device",
+    "seeded",
+]
 
 _TURN = threading.RLock()
 
@@ -32,7 +39,7 @@ def own_random_state(*devices: torch.device) -> Iterator[None]:
 
     The thread is alone in such blocks: another waits until this one has left.
     """
-    cards = [device for device in devices if device.type != "cpu"]
+    cards = [device for device in devices if device.type not in ("cpu", "meta")]
     kind = cards[0].type if cards else "cuda"
     with _TURN, torch.random.fork_rng([card.index or 0 for card in cards], device_type=kind):
         yield
@@ -45,6 +52,14 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     elif device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators of the CPU and of one device: equal if nothing was drawn."""
+    states = [torch.get_rng_state()]
+    if device.type not in ("cpu", "meta"):
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
 
 
 def seeded(generator: torch.Generator | None) -> int:

@@ -24,6 +24,7 @@ from sigmanens.passes.context import MemberAxis, follow_backward
 from sigmanens.passes.modes import evaluating
 from sigmanens.passes.sharing import Reached, Recording, Replaying, make_shareable
 from sigmanens.passes.trees import join, map_tensors
+from sigmanens.seeding import device_of
 
 __all__ = ["Leaves", "Prefix", "find_prefix"]
 
@@ -194,7 +195,7 @@ def _problem(
 
 def _draws_between(prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> bool:
     """Whether a copy of the network, in training mode, draws numbers between the modules."""
-    recording = Recording(prefix.calls, prefix.end, watch=True)
+    recording = Recording(prefix.calls, prefix.end, watch=device_of(network))
     try:
         with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=recording):
             inputs.copied().call(network)

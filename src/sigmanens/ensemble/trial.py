@@ -26,6 +26,7 @@ from sigmanens.norms.member import HOOKS
 from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join, map_tensors
+from sigmanens.seeding import device_of, generator_states, own_random_state, seed_device
 
 __all__ = ["Verdict", "difference", "examine", "tolerance", "twin_of"]
 
@@ -69,13 +70,14 @@ def examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict:
 
 def _examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict | None:
     """What a trial on all these inputs finds; with two kinds of fixed draws if it draws any."""
-    draws = _Draws()
+    device = device_of(network)
+    draws = _Draws(device)
     with torch.no_grad():
         verdict = _compare(network, axis, inputs, draws)
         if not draws.drawn:
             return verdict
         for low in (False, True):
-            verdict = _compare(network, axis, inputs, _FixedDraws(low))
+            verdict = _compare(network, axis, inputs, _FixedDraws(device, low))
             if verdict is None or verdict.problem != "":
                 break
     return verdict
@@ -120,7 +122,7 @@ def twin_of(network: nn.Module) -> Iterator[nn.Module]:
 
     A network that is divided over ranks is not copied: its buffers are put back.
     """
-    with _random_state():
+    with own_random_state(device_of(network)), _other_generators():
         if is_sharded(network):
             restore = _restorer(network)
             try:
@@ -171,14 +173,12 @@ def _restorer(network: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def _random_state() -> Iterator[None]:
-    """Put the generators of torch, Python and numpy back."""
+def _other_generators() -> Iterator[None]:
+    """Put the generators of Python and numpy back."""
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), None if numpy is None else numpy.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
         random.setstate(states[0])
         if numpy is not None:
@@ -191,7 +191,6 @@ _DRAWS = (
     "normal", "poisson", "rand", "_sample_dirichlet", "_standard_gamma", "uniform",
 )  # fmt: skip
 
-
 # Arguments of operations that draw and compute in one, and the values under which they do not draw.
 _CALM = {"dropout_p": 0.0, "training": False}
 
@@ -203,29 +202,28 @@ class _Draws:
         drawn: whether a pass has drawn any.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.drawn = False
+        self._device = device
         self._seed = seed
 
     @contextmanager
     def start(self) -> Iterator[None]:
         """One pass with the same seeds as the others."""
         numpy = sys.modules.get("numpy.random")
-        torch.manual_seed(self._seed)
+        seed_device(self._device, self._seed)
         random.seed(self._seed)
         if numpy is not None:
             numpy.seed(self._seed)
-        before = _state(numpy)
+        before = self._state(numpy)
         yield
-        self.drawn |= _state(numpy) != before
+        self.drawn |= self._state(numpy) != before
 
-
-def _state(numpy: Any) -> list[Any]:
-    """The state of the generators of torch, Python and numpy."""
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cards)]
-    theirs = [] if numpy is None else [(s.tobytes(), n) for _, s, n, *_ in [numpy.get_state()]]
-    return [random.getstate(), *(bytes(s.tolist()) for s in states), *theirs]
+    def _state(self, numpy: Any) -> list[Any]:
+        """The state of the generators of torch, Python and numpy."""
+        theirs = [] if numpy is None else [(s.tobytes(), n) for _, s, n, *_ in [numpy.get_state()]]
+        ours = [bytes(s.tolist()) for s in generator_states(self._device)]
+        return [random.getstate(), *ours, *theirs]
 
 
 class _FixedDraws(_Draws):
@@ -235,8 +233,8 @@ class _FixedDraws(_Draws):
         low: which of two values; a network may draw whether it mixes samples.
     """
 
-    def __init__(self, low: bool) -> None:
-        super().__init__(1 if low else 0)  # Python's random.random() gives 0.13 and 0.84
+    def __init__(self, device: torch.device, low: bool) -> None:
+        super().__init__(device, 1 if low else 0)  # Python's random.random() gives 0.13 and 0.84
         self._mode = _Fixing(0.1 if low else 0.9)
 
     @contextmanager

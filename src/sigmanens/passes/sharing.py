@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sigmanens.passes.context import peek
+from sigmanens.seeding import generator_states
 
 __all__ = ["Reached", "Recording", "Replaying", "make_shareable", "unshare"]
 
@@ -52,36 +53,35 @@ def _compute(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return type(module)._call_impl(module, *args, **kwargs)
 
 
-def _random_state() -> list[torch.Tensor]:
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cards)]
-
-
 class Recording:
     """Collects the results of modules until the members part is reached.
 
     Args:
         modules: the modules of the prefix.
         end: the first module of the members part; its call raises :class:`Reached`.
-        watch: look whether random numbers are drawn between the modules.
+        watch: the device to look at, for random numbers drawn between the modules; None: do not.
 
     Attributes:
         draws_between: whether they were.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], end: nn.Module, watch: bool = False) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], end: nn.Module, watch: torch.device | None = None
+    ) -> None:
         self.modules = set(modules)
         self.end = end
         self.made: list[nn.Module] = []
         self.results: list[Any] = []
         self._depth = 0
         self.draws_between = False
-        self._state = _random_state() if watch else None
+        self._watch = watch
+        self._state = None if watch is None else generator_states(watch)
 
     def call(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Compute, and keep the result unless another module of the prefix made the call."""
-        if not self._depth and self._state is not None:
-            self.draws_between |= not all(map(torch.equal, self._state, _random_state()))
+        if not self._depth and self._watch is not None:
+            now = generator_states(self._watch)
+            self.draws_between |= not all(map(torch.equal, self._state or [], now))
         if module is self.end:
             raise Reached
         if module not in self.modules:
@@ -92,8 +92,8 @@ class Recording:
         if not self._depth:
             self.made.append(module)
             self.results.append(result)
-            if self._state is not None:
-                self._state = _random_state()
+            if self._watch is not None:
+                self._state = generator_states(self._watch)
         return result
 
 
