@@ -42,19 +42,23 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
             return items
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, Mapping):
-        made = {k: mapped(k, v) for k, v in tree.items()}
-        if type(tree) is dict:
-            return made
-        if dataclasses.is_dataclass(tree):  # transformers' ModelOutput is both
-            return type(tree)(**made)
-        if isinstance(tree, MutableMapping):
-            rebuilt = copy.copy(tree)  # keeps what the class has besides its items
-            rebuilt.update(made)
-            return rebuilt
-        return type(tree)(made)  # type: ignore[call-arg]
+        return _same_mapping(tree, {k: mapped(k, v) for k, v in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return dataclasses.replace(tree, **{k: mapped(k, v) for k, v in _fields(tree)})
     return tree
+
+
+def _same_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping of the class of ``tree`` with other values."""
+    if type(tree) is dict:
+        return items
+    if dataclasses.is_dataclass(tree):  # transformers' ModelOutput is both
+        return type(tree)(**items)
+    if isinstance(tree, MutableMapping):
+        rebuilt = copy.copy(tree)  # keeps what the class has besides its items
+        rebuilt.update(items)
+        return rebuilt
+    return type(tree)(items)  # type: ignore[call-arg]
 
 
 def _fields(data: Any) -> list[tuple[str, Any]]:
@@ -146,10 +150,9 @@ def _without_caches(tree: Any, unknown: Mapping[str, Any]) -> Any:
                 f"{where} is a {kind}, an object that holds tensors: it is not known how it "
                 "carries the members. Return a tensor, tuple, dict or dataclass from forward"
             )
-    if isinstance(tree, MutableMapping):
-        kept = copy.copy(tree)
-        kept.update(dict.fromkeys(caches))
-        return kept
+    if isinstance(tree, Mapping):
+        kept = {k: None if str(k) in caches else x for k, x in tree.items()}
+        return _same_mapping(tree, kept)
     if isinstance(tree, (tuple, list)):
         return type(tree)(None if str(i) in caches else x for i, x in enumerate(tree))
     return dataclasses.replace(tree, **dict.fromkeys(caches))
