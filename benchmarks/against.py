@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -62,7 +63,7 @@ def operations(names: list[str] | None = None) -> dict[str, Callable[[], object]
         found[f"{name}: backward, B={size}"] = memberwise
         for batch in subject.predict_batches[:3]:
             held = subject.inputs(batch)
-            found[f"{name}: predict, B={batch}"] = lambda e=test, x=held: e.predict(x)
+            found[f"{name}: predict, B={batch}"] = partial(test.predict, held)
     return found
 
 
