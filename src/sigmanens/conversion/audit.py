@@ -16,8 +16,6 @@ from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_
 from sigmanens.errors import AlreadyConvertedError, NoNormError
 from sigmanens.norms import MemberNorm
 
-__all__ = ["ConversionReport", "NormEntry", "audit", "find_norms", "norms_are_trained"]
-
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
 _MIXES = "running statistics mix all members"
 

@@ -17,8 +17,6 @@ from sigmanens.conversion.config import LayerSelector, check_selector, matches
 from sigmanens.errors import DiversityError
 from sigmanens.norms import SigmaNorm
 
-__all__ = ["paper_rule", "select"]
-
 # Names of the norm of a block's feed-forward part. If a block has several, the first here counts.
 _FEED_FORWARD = (
     "pre_feedforward_layernorm",  # transformers: Gemma 2 and 3

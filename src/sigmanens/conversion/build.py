@@ -24,8 +24,6 @@ from sigmanens.norms.inits import initial_affine
 from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["Converted", "build"]
-
 _FUSED = (
     (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
     (nn.TransformerEncoder, "use_nested_tensor", False),

@@ -24,11 +24,6 @@ from sigmanens.conversion.heads import HEADS
 from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
-__all__ = [
-    "ConversionConfig", "LayerSelector",
-    "check_schedule", "check_selector", "check_task", "matches",
-]  # fmt: skip
-
 _VERSION = 1
 _RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
 _TASKS = ("multiclass", "multilabel", "regression")

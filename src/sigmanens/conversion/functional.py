@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FunctionalNorm", "FunctionalNorms"]
-
 _FUNCTIONS = {
     getattr(space, f"{prefix}{name}"): name
     for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")

@@ -10,8 +10,6 @@ from torch import nn
 from sigmanens.errors import ConversionError
 from sigmanens.norms import MemberNorm
 
-__all__ = ["allow_fusing", "forbid_fusing"]
-
 # What timm (levit, repvit, mobileone, fastvit, ghostnet, …) and torchvision's quantisable networks
 # call it. Anything else that computes with a norm's weight meets the shape (M, C).
 _METHODS = (

@@ -20,8 +20,6 @@ from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join, map_tensors
 from sigmanens.seeding import own_seed, seeded
 
-__all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "head_lists", "member_heads"]
-
 HEADS = ("fresh", "copy", "shared")
 
 # Attribute under which transformers' and torchvision's classifiers keep their head.

@@ -18,8 +18,6 @@ from sigmanens.norms import MemberNorm
 from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.sharing import unshare
 
-__all__ = ["collapse", "member"]
-
 Patches = Sequence[tuple[str, str, Any]]
 
 

@@ -24,8 +24,6 @@ from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 from sigmanens.seeding import own_random_state, seed_device
 
-__all__ = ["Protocol", "probe", "settings"]
-
 _TOLERANCE = 1e-4
 _ROWS = 3
 _ROWS_DEPTH = 4

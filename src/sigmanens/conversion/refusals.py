@@ -9,8 +9,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from sigmanens.errors import NoNormError, UnsupportedNormError
 
-__all__ = ["no_norms", "some_names", "unsupported"]
-
 _KNOWN = "BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm"
 _SHOWN = 4
 

@@ -24,19 +24,6 @@ from sigmanens.errors import InputError
 from sigmanens.passes.modes import evaluating
 from sigmanens.seeding import device_of, own_random_state, seed_device
 
-__all__ = [
-    "Finding",
-    "diagnose",
-    "dropout_disagreement",
-    "flat_dial",
-    "frozen_partition",
-    "nlls",
-    "one_model",
-    "outweighed_task",
-    "pull_norms",
-    "weak_members",
-]
-
 # Thresholds. A finding carries its numbers, for whoever wants to draw the line elsewhere.
 DISAGREEMENT = 1e-3  # members that disagree on at most this fraction of samples may be one model
 MODULATION = 1e-3  # they are, if the modulation is at most this fraction of the entropy,

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from sigmanens.diversity.theory import check, check_temperature
 
-__all__ = ["equal_sharing_curvature", "force", "full_sharing_pull", "steps_to", "trajectory"]
-
 
 def force(s: Tensor, tau: float, weight: float) -> Tensor:
     """Force -∂L/∂s of the penalty on each scale s = σ(γ), positive upwards: s (M, N) → (M, N)."""

@@ -16,17 +16,6 @@ from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import DiversityError, InputError, NonFiniteError
 from sigmanens.norms import SigmaNorm
 
-__all__ = [
-    "cosine",
-    "disagreement",
-    "jensen_gap",
-    "owners",
-    "owners_per_channel",
-    "pairwise_kl",
-    "saturation",
-    "symmetric",
-]
-
 Source = SigmaEnsemble | Iterable[SigmaNorm]
 
 SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)

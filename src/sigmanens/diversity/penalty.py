@@ -36,8 +36,6 @@ from sigmanens.errors import DiversityError, SigmaNensWarning
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import whole
 
-__all__ = ["Diversity", "gap", "log_softmax_sum"]
-
 Dial = float | Callable[[float], float]
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sigmanens.diversity.theory import is_number
 from sigmanens.errors import DiversityError
 
-__all__ = ["Ramp"]
-
 
 @dataclass(frozen=True)
 class Ramp:

@@ -17,21 +17,6 @@ from torch import Tensor
 
 from sigmanens.errors import DiversityError
 
-__all__ = [
-    "FLAT",
-    "check",
-    "check_members",
-    "check_temperature",
-    "descend",
-    "flat_range",
-    "is_number",
-    "owners_per_doubling",
-    "preferred_owners",
-    "reached_cosine",
-    "reached_owners",
-    "tau_for_owners",
-]
-
 _PER_DECADE = 6
 _GRID = tuple(0.02 * 10 ** (i / _PER_DECADE) for i in range(3 * _PER_DECADE + 1))  # τ = 0.02 … 20
 _CHANNELS = 1024

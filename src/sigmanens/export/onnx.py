@@ -19,8 +19,6 @@ from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
 from sigmanens.export.program import BATCH, OUTPUTS, Task, reason
 
-__all__ = ["export_onnx"]
-
 TOLERANCE = 1e-4
 INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
 

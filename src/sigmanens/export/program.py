@@ -20,8 +20,6 @@ from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason"]
-
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
 

@@ -34,8 +34,6 @@ from sigmanens.norms.scales import is_sharded
 from sigmanens.saving.source import Source, find_source
 from sigmanens.saving.structure import check_structure, check_values
 
-__all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
-
 FORMAT_VERSION = 4
 # Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
 # plan has no version and no task, and "norms" and "heads" for "layers" and "head_name".

@@ -23,8 +23,6 @@ from sigmanens.conversion.heads import last_linear
 from sigmanens.errors import CheckpointError, InputError, MissingPackageError
 from sigmanens.seeding import own_random_state
 
-__all__ = ["Source", "find_source"]
-
 # Other keyword arguments of these libraries read files or download weights.
 _OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
 _SIMPLE = (bool, int, float, str, tuple, type(None))

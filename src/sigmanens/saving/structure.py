@@ -9,8 +9,6 @@ from torch import nn
 from sigmanens.conversion.fingerprint import structure
 from sigmanens.errors import CheckpointError
 
-__all__ = ["check_structure", "check_values"]
-
 
 def check_values(network: nn.Module) -> None:
     """Raise CheckpointError for a network with tensors on the meta device."""

@@ -16,8 +16,6 @@ from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
 
-__all__ = ["check_optimizer", "param_groups"]
-
 
 def param_groups(
     ensemble: nn.Module,

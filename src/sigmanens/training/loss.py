@@ -22,10 +22,7 @@ from torch import Tensor, nn
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
-from sigmanens.training.groups import check_optimizer, param_groups
 from sigmanens.training.recognition import labels_are_several, task_of_loss
-
-__all__ = ["EnsembleLoss", "check_optimizer", "param_groups"]
 
 
 class EnsembleLoss:
