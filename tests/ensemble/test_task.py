@@ -264,7 +264,7 @@ def test_copies_keep_the_task() -> None:
         assert twin.task == "multilabel"
         twin.task = "multiclass"
     assert ens.task == "multilabel"
-    assert ens.report.task == "multilabel"
+    assert ens.report.plan.task == "multilabel"
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sigmanens.conversion.config import LayerSelector, check_selector, matches
+from sigmanens.conversion.config import ConversionConfig, LayerSelector, matches
 from sigmanens.conversion.refusals import no_norms, some_names, unsupported
 from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
 from sigmanens.errors import AlreadyConvertedError, NoNormError
@@ -37,31 +37,24 @@ class ConversionReport:
 
     Attributes:
         model: class of the base.
-        members: M.
+        plan: the resolved config, with the schedule and the task as they are now.
         norms: every norm, in the order of registration.
-        init, init_reason: the initialisation, and why it was chosen.
-        scale, shift, head: kinds of scale, shift and head.
-        heads: dotted names of the heads that became one per member.
+        init_reason: why the initialisation was chosen.
+        shift: kind of shift.
+        base_parameters, added_parameters: numbers of parameters.
         regularised, regularised_rule: the paper's choice of norms for the penalty.
-        task: what the outputs are; None (read as multiclass) until it is stated or a loss says it.
         notes: what else a user should know, such as guesses and fallbacks.
     """
 
     model: str
-    members: int
+    plan: ConversionConfig
     norms: list[NormEntry]
-    init: str = ""
+    shift: str
+    base_parameters: int
+    added_parameters: int
+    regularised: tuple[str, ...]
+    regularised_rule: str
     init_reason: str = ""
-    scale: str = "sigmoid"
-    shift: str = ""
-    head: str = ""
-    heads: tuple[str, ...] = ()
-    schedule: str | int = "auto"
-    task: str | None = None
-    base_parameters: int = 0
-    added_parameters: int = 0
-    regularised: tuple[str, ...] = ()
-    regularised_rule: str = ""
     notes: list[str] = field(default_factory=list)
 
     def _names(self, action: str) -> list[str]:
@@ -90,16 +83,16 @@ class ConversionReport:
     def __str__(self) -> str:
         width = max([len(n.name) for n in self.norms] + [4])
         kinds = max([len(n.kind) for n in self.norms] + [5])
-        total = self.base_parameters + self.added_parameters
+        plan, total = self.plan, self.base_parameters + self.added_parameters
         lines = [
-            f"{self.model} as an ensemble of {self.members} members: "
+            f"{self.model} as an ensemble of {plan.members} members: "
             f"{len(self.converted)} norms converted, {len(self.kept)} kept, "
             f"{len(self.refused)} refused",
-            f"  init        {self.init}" + (f" ({self.init_reason})" if self.init_reason else ""),
-            f"  scale       {self.scale}; shift {self.shift}",
-            f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
-            f"  schedule    {self.schedule}",
-            f"  task        {self.task or 'multiclass, unless the loss says otherwise'}",
+            f"  init        {plan.init}" + (f" ({self.init_reason})" if self.init_reason else ""),
+            f"  scale       {plan.scale}; shift {self.shift}",
+            f"  heads       {plan.head}: {', '.join(plan.heads) or 'one for all'}",
+            f"  schedule    {plan.schedule}",
+            f"  task        {plan.task or 'multiclass, unless the loss says otherwise'}",
             f"  parameters  {total:,} ({self.base_parameters:,} in the base"
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
         ]
@@ -157,7 +150,6 @@ def audit(
         NoNormError: if there is no norm, or none is selected.
         UnsupportedNormError: if no rule covers a selected norm. It names the norms and reasons.
     """
-    check_selector(layers)
     found = find_norms(model)
     kind = type(model).__name__
     entries: list[NormEntry] = []

@@ -25,7 +25,6 @@ from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
 _VERSION = 1
-_RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
 _TASKS = ("multiclass", "multilabel", "regression")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _ALLOWED: dict[str, tuple[object, ...]] = {
@@ -138,10 +137,8 @@ class ConversionConfig:
             InputError: for an unknown key or version, or a value out of its range.
         """
         values = dict(data)
-        version = values.pop("version", 0)
-        if version == 0:  # in checkpoints of formats 1 to 3
-            values = {_RENAMED.get(k, k): v for k, v in values.items()}
-        elif version != _VERSION:
+        version = values.pop("version", _VERSION)
+        if version != _VERSION:
             raise InputError(
                 f"the conversion config has version {version!r}; expected {_VERSION}. Use "
                 "the sigmanens that wrote it, or a newer one"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ class Runner:
     @schedule.setter
     def schedule(self, schedule: str | int) -> None:
         check_schedule(schedule, self.axis.num_members)
-        self._schedule = self.report.schedule = schedule
+        self._schedule = schedule
+        self.report.plan = replace(self.report.plan, schedule=schedule)
 
     # -- passes ----------------------------------------------------------------------------------
 

@@ -129,7 +129,9 @@ class Task:
             inputs = inputs.expand(2)
         declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
-        copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
+        report = replace(twin.report, plan=plan)
+        shared = twin.base_fingerprint, twin.structure
+        copied = SigmaEnsemble(Converted(twin.network, twin.axis, report, *shared))
         copied.temperature = twin.temperature
         k = twin.num_members if members is None else members
         names = _input_names(twin.network, inputs.tree)

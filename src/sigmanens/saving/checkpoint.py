@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -32,12 +31,8 @@ from sigmanens.errors import CheckpointError, ConversionError, InputError
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import is_sharded
 from sigmanens.saving.source import Source, find_source
-from sigmanens.saving.structure import check_structure, check_values
 
-FORMAT_VERSION = 4
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
-# plan has no version and no task, and "norms" and "heads" for "layers" and "head_name".
-_READ = (1, 2, 3, 4)
+_VERSION = 4
 _JSON = "sigmanens.json"
 
 
@@ -54,19 +49,18 @@ class Saved:
 
     plan: ConversionConfig
     base_fingerprint: Mapping[str, int]
-    temperature: float = 1.0
-    frozen_statistics: bool = False
+    temperature: float
+    frozen_statistics: bool
 
 
 def save(
     network: nn.Module,
     saved: Saved,
     directory: str | Path,
-    shared: str = "auto",
+    shared: str,
     *,
-    structure: Mapping[str, str] | None = None,
-    patches: Sequence[tuple[str, str, Any]] = (),
-    factory: str | Source | None = None,
+    made: Mapping[str, str],
+    factory: str | Source | None,
 ) -> Path:
     """Save a converted network: see :meth:`sigmanens.SigmaEnsemble.save_pretrained`.
 
@@ -74,8 +68,7 @@ def save(
         network: a converted network.
         saved: what the checkpoint says besides the tensors.
         directory, shared, factory: as there.
-        structure: of the network at conversion.
-        patches: what conversion switched off in it.
+        made: structure of the network at conversion.
 
     Raises:
         CheckpointError, InputError: as there. An older checkpoint then stays whole.
@@ -93,9 +86,7 @@ def save(
             "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint and "
             "load them into an ensemble of one process, which can be saved (docs/scale.md)"
         )
-    check_values(network)
-    if structure is not None:
-        check_structure(network, structure)
+    check_structure(network, made)
     own = own_keys(network)
     now = shared_fingerprints(network)
     base = saved.base_fingerprint
@@ -110,7 +101,7 @@ def save(
     source = None
     if extra == set(now):
         try:
-            plain = member(network, patches, 0, saved.plan.members)
+            plain = member(network, 0, saved.plan.members)
             source = find_source(plain, saved.plan, factory)
         except (InputError, ConversionError):  # a norm that has no plain form
             if factory is not None:
@@ -122,7 +113,7 @@ def save(
     weights = f"sigmanens-{digest[:16]}.safetensors"
     meta = {
         "format": "sigmanens",
-        "version": FORMAT_VERSION,
+        "version": _VERSION,
         "plan": saved.plan.to_dict(),
         "temperature": saved.temperature,
         "frozen_statistics": saved.frozen_statistics,
@@ -136,7 +127,7 @@ def save(
     }
     meta["checksum"] = _checksum(meta)
     folder = Path(directory)
-    made, new = not folder.exists(), not (folder / weights).exists()
+    absent, new = not folder.exists(), not (folder / weights).exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / weights, payload)
@@ -145,7 +136,7 @@ def save(
         with contextlib.suppress(OSError):
             if new:
                 (folder / weights).unlink(missing_ok=True)
-            if made:
+            if absent:
                 folder.rmdir()
         raise CheckpointError(
             f"could not save to {folder}: {e.strerror or e}. What was there before is unchanged"
@@ -154,6 +145,42 @@ def save(
         with contextlib.suppress(OSError):
             old.unlink()
     return folder / weights
+
+
+def check_values(network: nn.Module) -> None:
+    """Raise CheckpointError for a network with tensors on the meta device."""
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{len(empty)} tensors lie on the meta device and have no values (first: "
+            f"'{empty[0]}'). Load them before you save"
+        )
+
+
+def check_structure(network: nn.Module, made: Mapping[str, str]) -> None:
+    """Raise CheckpointError if layers or tensors were changed since ``made``, the conversion.
+
+    The error names the first that was added, removed, replaced, resized or parametrised.
+    """
+    now = structure(network)
+    what = next((key for key in (*made, *now) if made.get(key) != now.get(key)), None)
+    if what is None:
+        return
+    if what in made and what in now:
+        change = f"{what} was {made[what]} and is {now[what]}"
+    elif what in made:
+        change = f"{what}, {made[what]}, was removed"
+    else:
+        change = f"{what}, {now[what]}, was added"
+    raise CheckpointError(
+        f"this {type(network).__name__} was changed after its conversion: {change}. A checkpoint "
+        "is loaded by converting the base again, which would not have the change. Nothing was "
+        "written. Undo it before you save (parametrisations: torch.nn.utils.parametrize."
+        "remove_parametrizations; older ones: torch.nn.utils.remove_weight_norm, "
+        "remove_spectral_norm, prune.remove; adapters: merge_and_unload), make it in the base and "
+        "convert that, or keep the members as plain networks: ens.member(i)"
+    )
 
 
 def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converted, Saved]:
@@ -186,7 +213,7 @@ def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converte
                 f"'{wrong[0]}' does not take the saved values. Give base=…"
             )
     converted.base_fingerprint = dict(saved.base_fingerprint)
-    for name in meta.get("frozen_scales", ()):
+    for name in meta["frozen_scales"]:
         norm = converted.network.get_submodule(name)
         assert isinstance(norm, SigmaNorm)
         norm.logit.requires_grad_(False)
@@ -195,7 +222,7 @@ def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converte
 
 def _new_base(folder: Path, meta: Mapping[str, Any]) -> nn.Module:
     """The base with random weights, in evaluation mode."""
-    source = meta.get("source")
+    source = meta["source"]
     if source is None:
         why = f"does not say how to make the {meta['base_class']} it was made on"
         lacking = set(meta["base"]) - set(meta["shared"])
@@ -259,7 +286,7 @@ def _saved(folder: Path, meta: Mapping[str, Any]) -> Saved:
             ConversionConfig.from_dict(meta["plan"]),
             {k: int(v, 16) for k, v in meta["base"].items()},
             float(meta["temperature"]),
-            bool(meta.get("frozen_statistics", False)),
+            bool(meta["frozen_statistics"]),
         )
     except (InputError, KeyError) as e:
         raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
@@ -340,10 +367,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {e}") from e
     if not isinstance(meta, Mapping) or meta.get("format") != "sigmanens":
         raise CheckpointError(f"{path} is not a sigmanens checkpoint")
-    if meta.get("version") not in _READ:
+    if meta.get("version") != _VERSION:
         raise CheckpointError(
-            f"{path} has format version {meta.get('version')!r}; this sigmanens reads versions "
-            f"{', '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
+            f"{path} has format version {meta.get('version')!r}; expected {_VERSION}. Use the "
+            "sigmanens that wrote it"
         )
     if meta.get("checksum") != _checksum(meta):
         raise CheckpointError(
@@ -370,10 +397,7 @@ def _read_weights(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
             f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
             "truncated or altered. Copy the folder again"
         )
-    try:
-        return load_tensors(payload)
-    except SafetensorError as e:
-        raise CheckpointError(f"{path} is no readable safetensors file: {e}") from e
+    return load_tensors(payload)
 
 
 def write_atomic(path: Path, payload: bytes) -> None:
