@@ -9,15 +9,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from sigmanens.conversion.config import ConversionConfig, LayerSelector, matches
-from sigmanens.conversion.refusals import no_norms, some_names, unsupported
 from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
-from sigmanens.errors import AlreadyConvertedError, NoNormError
+from sigmanens.errors import AlreadyConvertedError, NoNormError, UnsupportedNormError
 from sigmanens.norms import MemberNorm
 
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
 _MIXES = "running statistics mix all members"
+_KNOWN = "BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
         )
     found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
     if not found:
-        raise no_norms(model)
+        raise _no_norms(model)
     return found
 
 
@@ -180,26 +181,23 @@ def audit(
             action, reason = "converted", "" if tied == name else f"tied to '{tied}'"
         entries.append(NormEntry(name, type(module).__name__, channels, action, reason))
     names = [n for n, _ in found]
-    unknown: set[str] = set()
-    if isinstance(layers, Sequence) and not isinstance(layers, str):
-        unknown = set(layers) - set(names)
+    unknown = sorted(set(layers) - set(names)) if isinstance(layers, tuple) else []
     if unknown:
         raise NoNormError(
-            f"layers names {', '.join(map(repr, sorted(unknown)))}, which are no norms of this "
-            f"{kind}; its norms are {some_names(names)}"
+            f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
+            f"{kind}; its norms are {_some(names)}"
         )
-    refused = [(e.name, e.kind, e.reason) for e in entries if e.action == "refused"]
+    refused = [e for e in entries if e.action == "refused"]
     if refused:
-        others: bool | None = any(isinstance(rule, NormRule) for rule in rules.values())
-        if any(name in bypassed for name, _, _ in refused):
-            others = None
-        raise unsupported(model, refused, len(found), others)
+        others = any(isinstance(rule, NormRule) for rule in rules.values())
+        useless = any(e.name in bypassed for e in refused)
+        raise _unsupported(kind, refused, len(found), None if useless else others)
     if first:
         return entries, rules
     if not selected:
         raise NoNormError(
             f"layers={layers!r} selects none of the {len(found)} norms of this {kind}: "
-            f"{some_names(names)}"
+            f"{_some(names)}"
         )
     wanted = [e for e in entries if not e.reason.startswith(_UNSELECTED)]
     if all(e.reason.startswith(_IN_HEAD) for e in wanted):
@@ -210,6 +208,60 @@ def audit(
         )
     listed = "\n".join(f"  {e.name or '(root)'}: {e.reason}" for e in wanted)
     raise NoNormError(f"no norm of this {kind} can be converted:\n{listed}")
+
+
+def _no_norms(model: nn.Module) -> NoNormError:
+    """The error for a network without a norm. It names weight-standardised convolutions."""
+    kind = type(model).__name__
+    # timm and BiT call convolutions that standardise their weights StdConv2d and the like.
+    standardised = [
+        type(m).__name__
+        for m in model.modules()
+        if isinstance(m, _ConvNd) and any("StdConv" in c.__name__ for c in type(m).__mro__)
+    ]
+    if standardised:
+        return NoNormError(
+            f"this {kind} has no normalisation layers: it standardises the weights of its "
+            f"convolutions instead ({len(standardised)} × {', '.join(sorted(set(standardised)))}). "
+            "σNorm scales normalised activations per member. Take a network with "
+            f"{_KNOWN} layers"
+        )
+    return NoNormError(
+        f"no normalisation layer found in this {kind}: σNorm needs at least one module of the "
+        f"kind {_KNOWN}. A norm that forward calls as a function (such as F.layer_norm) cannot be "
+        "converted: make it a module of the network"
+    )
+
+
+def _unsupported(
+    kind: str, refused: Sequence[NormEntry], total: int, others: bool | None
+) -> UnsupportedNormError:
+    """The error for norms that cannot be converted: every reason once, with its norms.
+
+    ``others``: whether another norm could be converted; None if that would not help.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for e in refused:
+        groups.setdefault((e.kind, e.reason), []).append(e.name)
+    lines = []
+    for (cls, reason), names in groups.items():
+        count = cls if len(names) == 1 else f"{len(names)} × {cls}"
+        lines.append(f"  {_some(names, 4)} ({count}): {reason}")
+    if others:
+        them = "it as it is" if len(refused) == 1 else "them as they are"
+        lines.append(f"To keep {them}, the same for all members, choose other norms with layers=…")
+    elif others is False:
+        lines.append(f"This {kind} has no other norm to convert")
+    return UnsupportedNormError(
+        f"{len(refused)} of {total} norms of this {kind} cannot be converted:\n" + "\n".join(lines)
+    )
+
+
+def _some(names: Sequence[str], limit: int = 12) -> str:
+    """The first names of a list, and the number of the others."""
+    shown = ", ".join(name or "(root)" for name in names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:

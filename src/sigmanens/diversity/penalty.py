@@ -18,7 +18,6 @@ for networks of any size. L and L' differ by a constant if :math:`\Lambda = \lam
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +31,7 @@ from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
 from sigmanens.diversity.measures import symmetric
 from sigmanens.diversity.theory import check_temperature, is_number
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
-from sigmanens.errors import DiversityError, SigmaNensWarning
+from sigmanens.errors import DiversityError, warn
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import whole
 
@@ -165,12 +164,10 @@ class Diversity:
             )
         names = self.chosen(ensemble)[1]
         if not torch.compiler.is_compiling() and self.active and symmetric(ensemble):
-            warnings.warn(
+            warn(
                 "all members have equal scales, shifts and heads: task and penalty give each of "
                 "them the same gradient. They stay one model unless dropout or split batches part "
-                "them. Convert with init='preserve' or head='fresh'",
-                SigmaNensWarning,
-                stacklevel=4,
+                "them. Convert with init='preserve' or head='fresh'"
             )
         return names
 

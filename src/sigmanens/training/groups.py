@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from sigmanens.conversion.heads import head_lists
 from sigmanens.conversion.rules import is_norm
 from sigmanens.diversity.theory import is_number
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.errors import InputError, warn
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
 
 
@@ -61,11 +60,9 @@ def param_groups(
         factors |= dict.fromkeys(("heads_decay", "heads_no_decay"), float(head_lr_mult))
         of_heads = _of_heads(ensemble)
         if not of_heads and any(isinstance(m, SigmaEnsemble) for m in ensemble.modules()):
-            warnings.warn(
+            warn(
                 f"head_lr_mult is {head_lr_mult}, but the members share one head: it is a weight "
-                "like others. Leave head_lr_mult out, or convert with head='copy' or 'fresh'",
-                SigmaNensWarning,
-                stacklevel=2,
+                "like others. Leave head_lr_mult out, or convert with head='copy' or 'fresh'"
             )
     sets: dict[str, list[nn.Parameter]] = {n: [] for n in factors}
     scales = {id(m.logit): m for m in ensemble.modules() if isinstance(m, SigmaNorm)}
@@ -165,5 +162,5 @@ def check_optimizer(ensemble: SigmaEnsemble, optimizer: torch.optim.Optimizer) -
             "scheduler max_lr=[g['lr'] for g in groups]"
         )
     for problem in problems:
-        warnings.warn(problem, SigmaNensWarning, stacklevel=2)
+        warn(problem)
     return problems
