@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sigmanens.conversion.config import ConversionConfig, LayerSelector, matches
+from sigmanens.conversion.config import (
+    ConversionConfig,
+    LayerSelector,
+    matches,
+    some_names,
+    unknown_names,
+)
 from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
 from sigmanens.errors import AlreadyConvertedError, NoNormError, UnsupportedNormError
 from sigmanens.norms import MemberNorm
@@ -181,11 +187,11 @@ def audit(
             action, reason = "converted", "" if tied == name else f"tied to '{tied}'"
         entries.append(NormEntry(name, type(module).__name__, channels, action, reason))
     names = [n for n, _ in found]
-    unknown = sorted(set(layers) - set(names)) if isinstance(layers, tuple) else []
+    unknown = unknown_names(layers, names)
     if unknown:
         raise NoNormError(
             f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
-            f"{kind}; its norms are {_some(names)}"
+            f"{kind}; its norms are {some_names(names)}"
         )
     refused = [e for e in entries if e.action == "refused"]
     if refused:
@@ -197,7 +203,7 @@ def audit(
     if not selected:
         raise NoNormError(
             f"layers={layers!r} selects none of the {len(found)} norms of this {kind}: "
-            f"{_some(names)}"
+            f"{some_names(names)}"
         )
     wanted = [e for e in entries if not e.reason.startswith(_UNSELECTED)]
     if all(e.reason.startswith(_IN_HEAD) for e in wanted):
@@ -246,7 +252,7 @@ def _unsupported(
     lines = []
     for (cls, reason), names in groups.items():
         count = cls if len(names) == 1 else f"{len(names)} × {cls}"
-        lines.append(f"  {_some(names, 4)} ({count}): {reason}")
+        lines.append(f"  {some_names(names, 4)} ({count}): {reason}")
     if others:
         them = "it as it is" if len(refused) == 1 else "them as they are"
         lines.append(f"To keep {them}, the same for all members, choose other norms with layers=…")
@@ -255,13 +261,6 @@ def _unsupported(
     return UnsupportedNormError(
         f"{len(refused)} of {total} norms of this {kind} cannot be converted:\n" + "\n".join(lines)
     )
-
-
-def _some(names: Sequence[str], limit: int = 12) -> str:
-    """The first names of a list, and the number of the others."""
-    shown = ", ".join(name or "(root)" for name in names[:limit])
-    more = len(names) - limit
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:

@@ -9,11 +9,17 @@ whose norms have the names that its library gives them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
-from sigmanens.conversion.config import LayerSelector, check_selector, matches
+from sigmanens.conversion.config import (
+    LayerSelector,
+    check_selector,
+    matches,
+    some_names,
+    unknown_names,
+)
 from sigmanens.errors import DiversityError
 from sigmanens.norms import SigmaNorm
 
@@ -131,15 +137,11 @@ def select(
         if isinstance(m, SigmaNorm) and id(m) in first
     }
     picked = {first for n, first in names.items() if matches(layers, n, norms[first])}
-    unknown: list[str] = []
-    if isinstance(layers, Sequence) and not isinstance(layers, str):
-        unknown = sorted(set(layers) - set(names))
+    unknown = unknown_names(layers, names)
     if not picked or unknown:
-        seen = ", ".join(n or "(root)" for n in list(names)[:12])
-        listed = ", ".join(map(repr, unknown))
+        what = f"names {', '.join(map(repr, unknown))}:" if unknown else "selects"
         raise DiversityError(
-            f"layers={layers!r} "
-            + (f"names {listed}: no converted norm" if unknown else "selects no converted norm")
-            + f"; the {len(names)} converted norms are {seen}{', …' if len(names) > 12 else ''}"
+            f"layers={layers!r} {what} no converted norm; the {len(names)} converted norms are "
+            f"{some_names(list(names))}"
         )
     return "given", [n for n in norms if n in picked]

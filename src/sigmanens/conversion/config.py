@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -190,3 +190,17 @@ def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:
     if callable(layers):
         return bool(layers(name, module))
     return layers is None or name in layers
+
+
+def unknown_names(layers: LayerSelector, names: Iterable[str]) -> list[str]:
+    """What a list of names holds besides those of the norms; nothing for another selector."""
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        return []
+    return sorted(set(layers) - set(names))
+
+
+def some_names(names: Sequence[str], limit: int = 12) -> str:
+    """The first names of a list, and the number of the others."""
+    shown = ", ".join(name or "(root)" for name in names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -113,16 +113,9 @@ def settings(module: nn.Module) -> Hashable | None:
     own = {k: v for k, v in vars(module).items() if k not in internal}
     if not all(isinstance(v, _PLAIN) for v in own.values()):
         return None
-    parameters = {
-        k: None if p is None else (tuple(p.shape), p.dtype, p.device)
-        for k, p in module._parameters.items()
-    }
-    try:
-        key = (type(module), frozenset(own.items()), frozenset(parameters.items()))
-        hash(key)
-    except TypeError:  # a list within a tuple, say
-        return None
-    return key
+    parameters = module._parameters.items()
+    kinds = [(k, p if p is None else (p.shape, p.dtype, p.device)) for k, p in parameters]
+    return type(module), repr((sorted(own.items()), kinds))
 
 
 def _unfit(module: nn.Module) -> str | None:

@@ -23,24 +23,8 @@ from sigmanens.diversity.theory import (
 )
 
 __all__ = [
-    "Diversity",
-    "Finding",
-    "Ramp",
-    "cosine",
-    "diagnose",
-    "disagreement",
-    "dropout_disagreement",
-    "flat_range",
-    "jensen_gap",
-    "owners",
-    "owners_per_channel",
-    "owners_per_doubling",
-    "pairwise_kl",
-    "preferred_owners",
-    "pull_norms",
-    "reached_cosine",
-    "reached_owners",
-    "saturation",
-    "symmetric",
-    "tau_for_owners",
-]
+    "Diversity", "Finding", "Ramp", "cosine", "diagnose", "disagreement", "dropout_disagreement",
+    "flat_range", "jensen_gap", "owners", "owners_per_channel", "owners_per_doubling",
+    "pairwise_kl", "preferred_owners", "pull_norms", "reached_cosine", "reached_owners",
+    "saturation", "symmetric", "tau_for_owners",
+]  # fmt: skip

@@ -21,17 +21,12 @@ Source = SigmaEnsemble | Iterable[SigmaNorm]
 SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)
 
 
-# -- measures on scales --------------------------------------------------------------------------
-
-
 def _norms(source: Source, layers: LayerSelector) -> list[SigmaNorm]:
     if isinstance(source, Iterable) and not isinstance(source, nn.Module):
         given = list(source)
-        wrong = [
-            f"a {type(m).__name__} among the layers" for m in given if not isinstance(m, SigmaNorm)
-        ]
+        wrong = [type(m).__name__ for m in given if not isinstance(m, SigmaNorm)]
         if wrong or not given:
-            got = [*wrong, "no layer"][0]
+            got = f"a {wrong[0]} among the layers" if wrong else "no layer"
             raise InputError(f"got {got}; expected a SigmaEnsemble or its σNorm layers")
         return given
     ensemble = as_ensemble(source)
@@ -99,27 +94,21 @@ def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0
     return math.nan if s is None else float(((s < margin) | (s > 1 - margin)).double().mean())
 
 
-def symmetric(source: Source) -> bool:
-    """Whether all members have equal scales (and, for an ensemble, equal shifts and heads).
+def symmetric(ensemble: SigmaEnsemble) -> bool:
+    """Whether all members have equal scales, shifts and heads.
 
     Task and penalty give equal members the same gradient. They stay equal in training, unless
     dropout or ``forward(split=True)`` parts them. One member alone is not symmetric.
     """
-    norms = _norms(source, "all")
+    ensemble = as_ensemble(ensemble)
+    norms = ensemble.sigma_norms().values()
     tensors: list[Tensor] = [m.logit for m in norms]
     tensors += [m.shift for m in norms if isinstance(m.shift, nn.Parameter)]
     if tensors[0].shape[0] < 2 or not all(bool((t == t[:1]).all()) for t in tensors):
         return False
-    if not isinstance(source, nn.Module):
-        return True
-    for heads in as_ensemble(source).member_heads().values():
-        for same in zip(*(h.parameters() for h in heads.heads), strict=True):
-            if not all(torch.equal(same[0], other) for other in same[1:]):
-                return False
-    return True
-
-
-# -- measures on predictions ---------------------------------------------------------------------
+    heads = [h.heads for h in ensemble.member_heads().values()]
+    alike = [same for each in heads for same in zip(*(h.parameters() for h in each), strict=True)]
+    return all(torch.equal(same[0], other) for same in alike for other in same[1:])
 
 
 def disagreement(member_log_probs: Tensor) -> float:
@@ -177,7 +166,7 @@ def jensen_gap(member_log_probs: Tensor, labels: Tensor) -> float:
     expected = (member_log_probs.shape[1], *member_log_probs.shape[3:])
     if not isinstance(labels, Tensor) or labels.shape != expected or labels.dtype != torch.int64:
         raise InputError(
-            f"labels are {_described(labels)}; expected int64 class indices of shape {expected}"
+            f"labels are {described(labels)}; expected int64 class indices of shape {expected}"
         )
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
@@ -198,12 +187,12 @@ def _check_members(member_log_probs: Tensor) -> None:
     fits = isinstance(member_log_probs, Tensor) and member_log_probs.is_floating_point()
     if not fits or member_log_probs.dim() < 3 or member_log_probs.numel() == 0:
         raise InputError(
-            f"member predictions are {_described(member_log_probs)}; expected a float "
+            f"member predictions are {described(member_log_probs)}; expected a float "
             "tensor (M, B, C, …) with no dimension of size 0, as in Prediction.member_log_probs"
         )
 
 
-def _described(x: object) -> str:
+def described(x: object) -> str:
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 

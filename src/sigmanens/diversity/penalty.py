@@ -92,7 +92,7 @@ class Diversity:
         """Check a setting; choose layers anew, or compute what τ and λ are now."""
         if name in ("tau", "weight"):
             value = _checked(name, value)
-        elif name == "progress" and value is not None and not _is_share(value):
+        elif name == "progress" and not (value is None or (is_number(value) and 0 <= value <= 1)):
             raise DiversityError(
                 f"progress is {value!r}; expected a number from 0 to 1: step / total steps"
             )
@@ -100,7 +100,11 @@ class Diversity:
         if name == "layers":
             self._chosen.clear()
         elif name in ("tau", "weight", "progress") and "progress" in vars(self):
-            self._set_now()
+            at = self.progress
+            # Tensors where they change, so that compiled graphs do not.
+            self._now: tuple[float | Tensor, float | Tensor] | None = None
+            if at is not None or not self.moves:
+                self._now = _value("tau", self.tau, at), _value("weight", self.weight, at)
 
     @property
     def moves(self) -> bool:
@@ -120,13 +124,6 @@ class Diversity:
         """
         tau, weight = self._settings()
         return float(tau), float(weight)
-
-    def _set_now(self) -> None:
-        """τ and λ at the present progress: tensors where they change, so that graphs do not."""
-        at = self.progress
-        self._now: tuple[float | Tensor, float | Tensor] | None = None
-        if at is not None or not self.moves:
-            self._now = _value("tau", self.tau, at), _value("weight", self.weight, at)
 
     def _settings(self) -> tuple[float | Tensor, float | Tensor]:
         if self._now is None:
@@ -189,10 +186,6 @@ class Diversity:
         return f"Diversity(tau={tau}, weight={weight}, layers={self.layers!r}, form={self.form!r})"
 
 
-def _is_share(value: object) -> bool:
-    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
-
-
 def _checked(name: str, value: Any, where: str = "") -> Any:
     """The number as a float, or the function as it is; DiversityError for anything else."""
     if callable(value) and not where:
@@ -229,15 +222,6 @@ def gap(s: Tensor, tau: float | Tensor) -> Tensor:
     At τ ≥ 0.1 expm1 and log1p keep the digits of a small gap. Below, e^{1/τ} may overflow.
     """
     centred = (s - s.mean(0)) / tau
-    if isinstance(tau, Tensor):
-        low = (tau < 0.1).to(s.device)
-        return tau * torch.where(low, _log_mean_exp(centred), _log1p_mean(centred.clamp(max=10)))
-    return tau * (_log_mean_exp(centred) if tau < 0.1 else _log1p_mean(centred))
-
-
-def _log_mean_exp(x: Tensor) -> Tensor:
-    return torch.logsumexp(x, 0) - math.log(x.shape[0])
-
-
-def _log1p_mean(x: Tensor) -> Tensor:
-    return torch.log1p(torch.expm1(x).mean(0))
+    precise = torch.log1p(torch.expm1(centred.clamp(max=10)).mean(0))
+    stable = torch.logsumexp(centred, 0) - math.log(len(s))
+    return tau * torch.where(torch.as_tensor(tau < 0.1, device=s.device), stable, precise)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
+from sigmanens.diversity.measures import described
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
 from sigmanens.training.recognition import labels_are_several, task_of_loss
@@ -140,7 +141,7 @@ class EnsembleLoss:
         """Mean over the members of their own losses: (); arguments as above."""
         if not isinstance(logits, Tensor) or logits.dim() < 3 or not logits.is_floating_point():
             raise InputError(
-                f"logits are {_described(logits)}; expected a float tensor (M, B, C, …) as the "
+                f"logits are {described(logits)}; expected a float tensor (M, B, C, …) as the "
                 "ensemble returns (for a model output, pass its .logits; one logit per sample is "
                 "(B, 1))"
             )
@@ -162,7 +163,7 @@ class EnsembleLoss:
             loss = self.loss(own, target, **extra)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 raise InputError(
-                    f"the loss function returned {_described(loss)}; expected a scalar tensor, the "
+                    f"the loss function returned {described(loss)}; expected a scalar tensor, the "
                     "mean over samples (reduction='mean')"
                 )
             # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
@@ -237,7 +238,7 @@ class EnsembleLoss:
         self, logits: Tensor, y: Tensor, soft: bool, class_dim: int, rows: int
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() == 0:
-            raise InputError(f"labels are {_described(y)}; expected a tensor (B,) or (B, C)")
+            raise InputError(f"labels are {described(y)}; expected a tensor (B,) or (B, C)")
         if y.shape[0] != rows:
             hint = ""
             if y.shape[0] == logits.shape[0] * logits.shape[1]:
@@ -250,7 +251,7 @@ class EnsembleLoss:
         shape = (rows, *logits.shape[2:])
         if self._binary and (not soft or y.shape != shape):
             raise InputError(
-                f"labels are {_described(y)}; expected 0 or 1 for each label as a float tensor "
+                f"labels are {described(y)}; expected 0 or 1 for each label as a float tensor "
                 f"{shape} for logits {tuple(logits.shape)}: y.float(), or y.float().unsqueeze(-1) "
                 "for one logit per sample"
             )
@@ -269,7 +270,7 @@ class EnsembleLoss:
             elif y.dim() == len(indices) + 1 and y.shape[-1] == 1:
                 hint = ". For a trailing dimension of 1: y.squeeze(-1)"
             raise InputError(
-                f"labels are {_described(y)}; expected int64 class indices {indices} or soft "
+                f"labels are {described(y)}; expected int64 class indices {indices} or soft "
                 f"labels {shape} for logits {tuple(logits.shape)}{hint}"
             )
         if y.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -312,10 +313,6 @@ def _name(loss: Callable[..., Any]) -> str:
     while isinstance(loss, functools.partial):
         loss = loss.func
     return str(getattr(loss, "__name__", type(loss).__name__))
-
-
-def _described(x: Any) -> str:
-    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _accepts(fn: Callable[..., Any], name: str) -> bool:
