@@ -62,16 +62,10 @@ def save(
     made: Mapping[str, str],
     factory: str | Source | None,
 ) -> Path:
-    """Save a converted network: see :meth:`sigmanens.SigmaEnsemble.save_pretrained`.
+    """Save a converted network, ``made`` being its structure at conversion.
 
-    Args:
-        network: a converted network.
-        saved: what the checkpoint says besides the tensors.
-        directory, shared, factory: as there.
-        made: structure of the network at conversion.
-
-    Raises:
-        CheckpointError, InputError: as there. An older checkpoint then stays whole.
+    Arguments and errors are those of :meth:`sigmanens.SigmaEnsemble.save_pretrained`. After an
+    error an older checkpoint is whole.
     """
     if factory is not None and shared != "always":
         raise InputError(
@@ -87,9 +81,7 @@ def save(
             "load them into an ensemble of one process, which can be saved (docs/scale.md)"
         )
     check_structure(network, made)
-    own = own_keys(network)
-    now = shared_fingerprints(network)
-    base = saved.base_fingerprint
+    now, base = shared_fingerprints(network), saved.base_fingerprint
     changed = sorted(k for k in now if now[k] != base.get(k))
     if changed and shared == "never":
         raise CheckpointError(
@@ -107,7 +99,7 @@ def save(
             if factory is not None:
                 raise
     state = network.state_dict().items()
-    kept = {k: v for k, v in state if k in own | extra and isinstance(v, Tensor)}
+    kept = {k: v for k, v in state if k in own_keys(network) | extra and isinstance(v, Tensor)}
     payload = save_tensors({k: v.detach().cpu().contiguous().clone() for k, v in kept.items()})
     digest = hashlib.sha256(payload).hexdigest()
     weights = f"sigmanens-{digest[:16]}.safetensors"
@@ -189,17 +181,15 @@ def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converte
     Scale logits that were frozen while the rest was trained are frozen again.
     """
     folder = Path(directory)
-    meta = _read_meta(folder)
+    meta, saved, tensors = _read(folder)
     anew = base is None
     base = _new_base(folder, meta) if base is None else base
-    saved = _saved(folder, meta)
     try:
         converted = build(base, saved.plan, generator=torch.Generator().manual_seed(0))
     except (ConversionError, InputError, KeyError) as e:
         raise CheckpointError(
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
-    tensors = _read_weights(folder, meta)
     if anew:
         _like_the_saved(converted, tensors)
     ours = converted.base_fingerprint
@@ -251,22 +241,13 @@ def load_into(
     base_fingerprint: Mapping[str, int],
     directory: str | Path,
 ) -> Saved:
-    """Put a saved state into a network that was converted alike, in place.
+    """Put a saved state into a network, and return what the checkpoint says besides the tensors.
 
-    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. After an error the network is as it was.
-
-    Args:
-        network: of the same base, converted in the same way or loaded from such a checkpoint.
-        plan: how it was built.
-        base_fingerprint: of its shared tensors at conversion.
-        directory: folder written by :func:`save`.
-
-    Returns:
-        what the checkpoint says besides the tensors.
+    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. ``plan`` and ``base_fingerprint`` are those
+    of the network's own conversion. After an error the network is as it was.
     """
     folder = Path(directory)
-    meta = _read_meta(folder)
-    saved = _saved(folder, meta)
+    meta, saved, tensors = _read(folder)
     for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
         if mine != theirs and not (key == "task" and None in (mine, theirs)):
@@ -274,22 +255,10 @@ def load_into(
                 f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
             )
-    tensors = _read_weights(folder, meta)
-    ours = shared_fingerprints(network)
-    _fill(network, set(meta["shared"]), saved, tensors, ours, base_fingerprint)
+    _fill(
+        network, set(meta["shared"]), saved, tensors, shared_fingerprints(network), base_fingerprint
+    )
     return saved
-
-
-def _saved(folder: Path, meta: Mapping[str, Any]) -> Saved:
-    try:
-        return Saved(
-            ConversionConfig.from_dict(meta["plan"]),
-            {k: int(v, 16) for k, v in meta["base"].items()},
-            float(meta["temperature"]),
-            bool(meta["frozen_statistics"]),
-        )
-    except (InputError, KeyError) as e:
-        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
 
 
 def is_checkpoint(directory: str | Path) -> bool:
@@ -355,6 +324,31 @@ def _frozen_scales(network: nn.Module) -> list[str]:
     return [n for n, m in norms if not m.logit.requires_grad]
 
 
+def _read(folder: Path) -> tuple[dict[str, Any], Saved, dict[str, Tensor]]:
+    """The JSON of a checkpoint, what it says, and the tensors."""
+    meta = _read_meta(folder)
+    try:
+        saved = Saved(
+            ConversionConfig.from_dict(meta["plan"]),
+            {k: int(v, 16) for k, v in meta["base"].items()},
+            float(meta["temperature"]),
+            bool(meta["frozen_statistics"]),
+        )
+    except (InputError, KeyError) as e:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
+    path = folder / Path(str(meta["weights"])).name
+    try:
+        payload = path.read_bytes()
+    except OSError as e:
+        raise CheckpointError(f"the weights {path} cannot be read: {e.strerror or e}") from e
+    if hashlib.sha256(payload).hexdigest() != meta["sha256"]:
+        raise CheckpointError(
+            f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
+            "truncated or altered. Copy the folder again"
+        )
+    return meta, saved, load_tensors(payload)
+
+
 def _read_meta(folder: Path) -> dict[str, Any]:
     path = folder / _JSON
     try:
@@ -384,20 +378,6 @@ def _checksum(meta: Mapping[str, Any]) -> str:
     """SHA-256 of what a checkpoint's JSON says, in one canonical form."""
     content = {k: v for k, v in meta.items() if k != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _read_weights(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    path = folder / Path(str(meta["weights"])).name
-    try:
-        payload = path.read_bytes()
-    except OSError as e:
-        raise CheckpointError(f"the weights {path} cannot be read: {e.strerror or e}") from e
-    if hashlib.sha256(payload).hexdigest() != meta["sha256"]:
-        raise CheckpointError(
-            f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
-            "truncated or altered. Copy the folder again"
-        )
-    return load_tensors(payload)
 
 
 def write_atomic(path: Path, payload: bytes) -> None:

@@ -103,8 +103,8 @@ def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -
 
 def _torchvision(name: str, /, **options: Any) -> Any:
     models = import_module("torchvision.models")
-    if name not in models.list_models():
-        raise CheckpointError(f"torchvision has no model {name!r}")
+    if name not in models.list_models(module=models):  # others load weights of a backbone
+        raise CheckpointError(f"torchvision has no classifier {name!r}")
     return models.get_model(name, weights=None, **options)
 
 
@@ -121,11 +121,8 @@ def _factory(name: str, /, **options: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "timm": _timm,
-    "transformers": _transformers,
-    "torchvision": _torchvision,
-    "factory": _factory,
-}
+    "timm": _timm, "transformers": _transformers, "torchvision": _torchvision, "factory": _factory,
+}  # fmt: skip
 
 
 def find_source(
@@ -158,16 +155,14 @@ def find_source(
             raise CheckpointError(f"the factory {source.name!r} makes another network: {odd}")
         return asdict(source) | {"dtype": dtype}
     for source in _candidates(plain):
-        try:
-            json.dumps(source.options)
+        for device in ("meta", "cpu"):  # some models read numbers while they are made
             try:
-                made = source.make(dtype, "meta")
-            except CheckpointError:  # the model reads numbers while it is made
-                made = source.make(dtype)
-        except (CheckpointError, TypeError, ValueError):
-            continue
-        if _odd(plain, made, plan) is None:
-            return asdict(source) | {"dtype": dtype}
+                made = source.make(dtype, device)
+            except CheckpointError:
+                continue
+            if _odd(plain, made, plan) is None:
+                return asdict(source) | {"dtype": dtype}
+            break
     return None
 
 
@@ -178,28 +173,28 @@ def _candidates(plain: nn.Module) -> list[Source]:
     if library == "transformers":
         config: Any = plain.config
         attention = getattr(config, "_attn_implementation", None)
-        options = {"config": json.loads(config.to_json_string(use_diff=False))}
-        return [Source(cls.__name__, options | {"attention": attention}, library)]
+        made = {"config": json.loads(config.to_json_string(use_diff=False)), "attention": attention}
+        return [Source(cls.__name__, made, library)]
+    if library not in ("timm", "torchvision"):
+        return []
     last = last_linear(plain)
-    classes = getattr(plain, "num_classes", None if last is None else last.out_features)
-    if library == "timm":
-        described: Any = getattr(plain, "pretrained_cfg", None) or {}
-        name = described.get("architecture") if isinstance(described, Mapping) else None
-        first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
-        options = {"num_classes": classes}
-        if first is not None and first.in_channels != 3:
-            options["in_chans"] = first.in_channels
-        sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
-        sizes: list[dict[str, Any]] = [{}, *([] if sized is None else [{"img_size": list(sized)}])]
-        return [Source(str(name), options | size, library) for size in sizes] if name else []
+    classes = getattr(plain, "num_classes", 0 if last is None else last.out_features)
+    options: dict[str, Any] = {"num_classes": int(classes)}
     if library == "torchvision":
         models = import_module("torchvision.models")
         return [
-            Source(name, {"num_classes": classes}, library)
+            Source(name, options, library)
             for name in models.list_models(module=models)
             if inspect.signature(models.get_model_builder(name)).return_annotation is cls
         ]
-    return []
+    described: Any = getattr(plain, "pretrained_cfg", None)
+    name = described.get("architecture") if isinstance(described, Mapping) else None
+    first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
+    if first is not None and first.in_channels != 3:
+        options["in_chans"] = first.in_channels
+    sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
+    sizes = [{}] if sized is None else [{}, {"img_size": list(sized)}]
+    return [Source(str(name), options | size, library) for size in sizes]
 
 
 def _odd(plain: nn.Module, made: nn.Module, plan: ConversionConfig) -> str | None:
