@@ -23,7 +23,7 @@ from sigmanens.errors import AlreadyConvertedError, NoNormError, UnsupportedNorm
 from sigmanens.norms import MemberNorm
 
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
-_MIXES = "running statistics mix all members"
+MIXES = "running statistics mix all members"
 _KNOWN = "BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm"
 
 
@@ -82,11 +82,6 @@ class ConversionReport:
         """Names of the norms no rule covers."""
         return self._names("refused")
 
-    @property
-    def mixing(self) -> list[str]:
-        """Names of the kept norms whose running statistics are taken over all members together."""
-        return [n.name for n in self.norms if n.reason.endswith(_MIXES)]
-
     def __str__(self) -> str:
         width = max([len(n.name) for n in self.norms] + [4])
         kinds = max([len(n.kind) for n in self.norms] + [5])
@@ -141,16 +136,10 @@ def audit(
     head_names: Sequence[str],
     bypassed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
-    """List every norm of a network with its rule. Nothing is changed.
+    """An entry for every norm and the rule by its name, in the order of registration.
 
-    Args:
-        model: the base.
-        layers: which norms to convert.
-        head_names: heads that become one per member. The norms inside are copied with them.
-        bypassed: norms whose weight the base uses elsewhere, and where. They are kept.
-
-    Returns:
-        an entry for every norm, and the rule by its name, in the order of registration.
+    Norms inside ``head_names`` are copied with their head. ``bypassed`` are norms whose weight the
+    base uses elsewhere, and where; they are kept. Nothing is changed.
 
     Raises:
         AlreadyConvertedError: if σNorm layers are present.
@@ -270,7 +259,7 @@ def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
     values = (getattr(module, n, None) for n in ("running_mean", "running_var"))
     unruled = isinstance(rule, str) and any(isinstance(t, Tensor) for t in values)
     mixes = module.track_running_stats if isinstance(module, _NormBase) else unruled
-    return f"; {_MIXES}" if mixes else ""
+    return f"; {MIXES}" if mixes else ""
 
 
 def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:

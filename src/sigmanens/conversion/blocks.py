@@ -43,11 +43,7 @@ _FEED_FORWARD = (
 def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, list[str]]:
     """The paper's choice of regularised norms R for a network: the rule's name, and their names.
 
-    If no block is known: "all norms (no known block)", and all names.
-
-    Args:
-        model: the converted network.
-        norms: its converted norms by dotted name.
+    All of ``norms``, the converted ones by dotted name, if no block is known.
     """
     wide = any("wide" in type(m).__name__.lower() for m in model.modules())
     chosen: dict[str, str] = {}
@@ -110,13 +106,10 @@ def _has_convolution(block: nn.Module) -> bool:
 def select(
     model: nn.Module, norms: Mapping[str, SigmaNorm], layers: LayerSelector
 ) -> tuple[str, list[str]]:
-    """Names of the norms that "auto", "all" (or None), a regex, names or a callable choose.
+    """The norms that "auto", "all" (or None), a regex, names or a callable choose.
 
-    Args:
-        model: the converted network.
-        norms: its converted norms by dotted name. A tied norm, used in several places, has its
-            first name here; any of its names selects it.
-        layers: the selector.
+    ``norms`` are the converted ones by dotted name. A tied norm, used in several places, has its
+    first name there; any of its names selects it.
 
     Returns:
         the rule's name and the chosen names in the order of ``norms``.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sigmanens.conversion.audit import ConversionReport, NormEntry, audit
+from sigmanens.conversion.audit import MIXES, ConversionReport, NormEntry, audit
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.copying import deep_copy, put
@@ -51,14 +51,9 @@ def build(
     generator: torch.Generator | None = None,
     audited: tuple[list[NormEntry], Mapping[str, Rule]] | None = None,
 ) -> Converted:
-    """Build the network a plan describes from its base.
+    """Build the network a resolved plan describes, from a copy of its base or from the base itself.
 
-    Args:
-        model: the base.
-        plan: what to build.
-        in_place: change the base itself rather than a copy.
-        generator: source of the random scales and fresh heads.
-        audited: what :func:`sigmanens.conversion.audit.audit` found for it; anew by default.
+    ``audited`` is what :func:`sigmanens.conversion.audit.audit` found for it, anew by default.
 
     Raises:
         ConversionError: if the base has tensors on the meta device, or does not fit the plan.
@@ -101,6 +96,7 @@ def build(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
             "as the rest of the base. For heads that train: head='copy' or head='fresh'"
         )
+    mixing = [e.name for e in entries if e.reason.endswith(MIXES)]
     kept = keep_in_evaluation(network, modes)
     if kept:
         report.notes.append(
@@ -108,9 +104,9 @@ def build(
             f"class (first: '{kept[0]}'), which the converted ones are not: they stay in "
             "evaluation mode until their always_evaluates is set to False"
         )
-    if report.mixing:
+    if mixing:
         note = (
-            f"{len(report.mixing)} kept norms (first: '{report.mixing[0]}') take their running "
+            f"{len(mixing)} kept norms (first: '{mixing[0]}') take their running "
             "statistics over all members together, for no rule says how to keep them apart. "
             "Register one with sigmanens.conversion.rules.register_norm, or freeze them with "
             "ens.freeze_statistics()"
@@ -181,7 +177,7 @@ def _replacements(
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
     """Give the new layer its name, the mode, the hooks and the class of the old one."""
-    if not isinstance(new, MemberNorm):
+    if not isinstance(new, MemberNorm):  # by a rule of the user's
         raise ConversionError(
             f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
             "expected a SigmaNorm"

@@ -71,11 +71,7 @@ def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.Modul
 
 
 def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
-    """Make a LayerNorm and a Linear with the sizes of ``head``, randomly initialised.
-
-    Raises:
-        HeadNotFoundError: if there is no Linear in the head.
-    """
+    """Make a LayerNorm and a Linear with the sizes of ``head``, which has to hold a Linear."""
     linear = last_linear(head)
     if linear is None:
         raise HeadNotFoundError(
@@ -118,10 +114,7 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
 
     The first that is there counts: ``head_name``, timm's ``get_classifier``, the attributes that
     transformers and torchvision use, a Linear that is the last module with parameters. Under
-    ``kind="fresh"`` the last Linear within the head is taken.
-
-    Raises:
-        HeadNotFoundError: if there is none of that name, or none is found.
+    ``kind="fresh"`` the last Linear within the head is taken. Else HeadNotFoundError.
     """
     names = {id(m): n for n, m in reversed(list(model.named_modules()))}
     if head_name is not None:

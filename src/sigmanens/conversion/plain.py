@@ -19,7 +19,7 @@ from sigmanens.passes.sharing import unshare
 
 
 def member(network: nn.Module, index: int, members: int) -> nn.Module:
-    """A copy of one of M members: a network of the base's class with plain norms and one head.
+    """A copy of one of M members: see :meth:`sigmanens.SigmaEnsemble.member`.
 
     Raises:
         InputError: if there is no such member. ConversionError: if the network was moved from the
@@ -31,10 +31,7 @@ def member(network: nn.Module, index: int, members: int) -> nn.Module:
 
 
 def collapse(network: nn.Module, members: int) -> nn.Module:
-    """One plain network with the scales, shifts, statistics and heads of M members averaged.
-
-    Running statistics become those of the members' mixture: mean of the means; mean variance plus
-    variance of the means.
+    """One plain network with the members averaged: see :meth:`sigmanens.SigmaEnsemble.collapse`.
 
     Raises:
         InputError: if the members' heads differ in structure, or compute their weights from

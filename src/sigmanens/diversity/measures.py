@@ -18,6 +18,12 @@ from sigmanens.norms import SigmaNorm
 
 Source = SigmaEnsemble | Iterable[SigmaNorm]
 
+SYMMETRIC = (
+    "all members have equal scales, shifts and heads: they are one model. Task and penalty give "
+    "each of them the same gradient, and they stay so unless dropout or split batches part them. "
+    "Convert with init='preserve' or head='fresh'"
+)
+
 SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)
 
 

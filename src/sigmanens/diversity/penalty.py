@@ -28,7 +28,7 @@ from torch import Tensor
 from sigmanens.conversion.blocks import select
 from sigmanens.conversion.config import LayerSelector
 from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
-from sigmanens.diversity.measures import symmetric
+from sigmanens.diversity.measures import SYMMETRIC, symmetric
 from sigmanens.diversity.theory import check_temperature, is_number
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.errors import DiversityError, warn
@@ -161,11 +161,7 @@ class Diversity:
             )
         names = self.chosen(ensemble)[1]
         if not torch.compiler.is_compiling() and self.active and symmetric(ensemble):
-            warn(
-                "all members have equal scales, shifts and heads: task and penalty give each of "
-                "them the same gradient. They stay one model unless dropout or split batches part "
-                "them. Convert with init='preserve' or head='fresh'"
-            )
+            warn(SYMMETRIC)
         return names
 
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
