@@ -2,13 +2,6 @@
 
 ``convert`` resolves it: the plan that an ensemble keeps names every norm and every head, and says
 "preserve" or "normal" where the user said "auto". A checkpoint stores that plan as JSON.
-
-    >>> config = ConversionConfig(members=4, layers=r"^bn")
-    >>> ens = sn.convert(model, config)
-    >>> ens.plan.layers, ens.plan.init
-    (('bn1', 'bn2'), 'preserve')
-    >>> ConversionConfig.from_dict(json.loads(json.dumps(ens.plan.to_dict()))) == ens.plan
-    True
 """
 
 from __future__ import annotations

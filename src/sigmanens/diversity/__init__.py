@@ -11,8 +11,7 @@ from sigmanens.diversity.measures import (
     saturation,
     symmetric,
 )
-from sigmanens.diversity.penalty import Diversity
-from sigmanens.diversity.ramp import Ramp
+from sigmanens.diversity.penalty import Diversity, Ramp
 from sigmanens.diversity.theory import (
     flat_range,
     owners_per_doubling,

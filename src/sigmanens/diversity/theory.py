@@ -92,18 +92,11 @@ def descent(
     steps: int = 2000,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Train on the penalty alone from γ ~ N(0, 1).
+    """Train on the penalty alone from γ ~ N(0, 1): σ(γ) (M, N) at the start and after each step.
 
-    Args:
-        tau: τ > 0, or temperatures (T, 1, 1), which all have the same start.
-        members, channels: M and N.
-        weight: λ of the "sum" form.
-        optimizer: makes the optimizer of [γ], without weight decay; by default SGD as for the
-            paper's CNNs: rate 0.1 × 100, momentum 0.9.
-        steps, seed: number of optimizer steps; seed of the start.
-
-    Yields:
-        σ(γ) at the start and after each step: (M, N), or (T, M, N).
+    Several temperatures (T, 1, 1) have the same start and give (T, M, N). ``optimizer`` makes the
+    optimizer of [γ], without weight decay; by default SGD as for the paper's CNNs: rate 0.1 × 100,
+    momentum 0.9. ``weight`` is λ of the "sum" form.
     """
     gamma = torch.randn(members, channels, generator=torch.Generator().manual_seed(seed))
     if isinstance(tau, Tensor):

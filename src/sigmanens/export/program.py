@@ -86,13 +86,7 @@ class PlainModule(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to export: a module and the inputs to trace it on.
-
-    Attributes:
-        module: a copy of the ensemble, in evaluation mode, with its batch dimensions declared.
-        inputs: a batch of at least 2.
-        names: the name of every input, in order.
-    """
+    """What there is to export: a copy of the ensemble, at least 2 rows, and the inputs' names."""
 
     module: nn.Module
     inputs: Inputs

@@ -46,11 +46,9 @@ class Source:
     kind: str = "factory"
 
     def make(self, dtype: str, device: str = "cpu") -> nn.Module:
-        """The network, its weights random. Torch's random state is left as it was.
+        """The network in a dtype such as "float32", its weights random; on "meta" without values.
 
-        Args:
-            dtype: of its floating-point tensors, "float32" for instance.
-            device: where to make it; "meta" makes the structure alone.
+        Torch's random state is left as it was.
 
         Raises:
             MissingPackageError: without the library. CheckpointError: if the name is not one that
@@ -130,11 +128,8 @@ def find_source(
 ) -> dict[str, Any] | None:
     """What a checkpoint says of how to make its base anew: the source and the dtype.
 
-    Args:
-        plain: one member as a plain network.
-        plan: of the conversion.
-        factory: what the user named. None looks among timm, transformers and torchvision, and
-            gives None where they make no such network.
+    ``plain`` is one member as a plain network. Where the user names no ``factory``, timm,
+    transformers and torchvision are asked; None if they make no such network.
 
     Raises:
         CheckpointError: if the factory makes another network. InputError: if it cannot be found

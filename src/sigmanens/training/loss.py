@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sigmanens.diversity import Diversity
 from sigmanens.diversity.measures import described
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
+from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning, warn
 from sigmanens.training.recognition import labels_are_several, task_of_loss
 
 
@@ -114,7 +114,7 @@ class EnsembleLoss:
                 its ensemble, or an ensemble of another task.
             NonFiniteError: if the loss is NaN or infinite.
         """
-        if self._penalised and ensemble is None:
+        if ensemble is None and self.diversity is not None and self.diversity.active:
             raise InputError(
                 "this loss has a diversity penalty, which needs the ensemble: "
                 "loss_fn(logits, y, ensemble)"
@@ -189,11 +189,9 @@ class EnsembleLoss:
         why = f"the loss is {_name(self.loss)}"
         if said is None and known is None and self._several:
             said, why = "multilabel", "labels are 0 and 1 with several, or none, in a row"
-            warnings.warn(
+            warn(
                 f"the task is taken to be multilabel: {why}. Say it with "
-                "convert(…, task='multilabel'), or task='multiclass' if that is wrong",
-                SigmaNensWarning,
-                stacklevel=3,
+                "convert(…, task='multilabel'), or task='multiclass' if that is wrong"
             )
         # No word means multiclass already; and a stated task explains a loss of numbers, such as
         # the squared error of one-hot labels.
@@ -213,15 +211,12 @@ class EnsembleLoss:
 
     def penalty(self, ensemble: SigmaEnsemble) -> Tensor | None:
         """The diversity penalty: (), or None without one or with weight 0."""
-        penalty = None
-        if self.diversity is not None and self.diversity.active:
-            penalty = self.diversity(ensemble)
-        self.penalty_loss = None if penalty is None else penalty.detach()
+        if self.diversity is None or not self.diversity.active:
+            self.penalty_loss = None
+            return None
+        penalty = self.diversity(ensemble)
+        self.penalty_loss = penalty.detach()
         return penalty
-
-    @property
-    def _penalised(self) -> bool:
-        return self.diversity is not None and self.diversity.active
 
     def _class_dim(self, logits: Tensor) -> int:
         """Dimension of the classes in one member's logits, counted from the front."""
@@ -242,8 +237,10 @@ class EnsembleLoss:
         if y.shape[0] != rows:
             hint = ""
             if y.shape[0] == logits.shape[0] * logits.shape[1]:
-                hint = ": one label per sample, never repeated for the members (after "
-                hint += "forward(split=True): loss_fn(…, split=True))"
+                hint = (
+                    ": one label per sample, never repeated for the members (after "
+                    "forward(split=True): loss_fn(…, split=True))"
+                )
             shape = tuple(logits.shape)
             raise InputError(
                 f"labels have {y.shape[0]} rows; expected {rows} for logits {shape}{hint}"
