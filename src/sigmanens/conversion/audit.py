@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +133,7 @@ def audit(
     model: nn.Module,
     layers: LayerSelector,
     head_names: Sequence[str],
-    bypassed: Mapping[str, str] = MappingProxyType({}),
+    bypassed: Mapping[str, str],
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
     """An entry for every norm and the rule by its name, in the order of registration.
 

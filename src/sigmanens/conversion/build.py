@@ -66,7 +66,7 @@ def build(
             )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
-        audited = audit(model, plan.norms, plan.heads)
+        audited = audit(model, plan.norms, plan.heads, {})
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)

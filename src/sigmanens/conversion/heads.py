@@ -41,12 +41,7 @@ class MemberHeads(nn.Module):
         if k == 1:
             return self.heads[made.start](*args, **kwargs)
         sizes: list[int] = []
-
-        def look(x: Tensor, _: str) -> Tensor:
-            sizes.extend(x.shape[:1])
-            return x
-
-        map_tensors(look, (args, kwargs))
+        map_tensors(lambda x, _: sizes.extend(x.shape[:1]), (args, kwargs))
         size = sizes[0] // k
 
         def part(i: int) -> Any:

@@ -144,11 +144,12 @@ class Diversity:
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
         """The regularised norms. They are chosen and checked at the first use of an ensemble."""
         if ensemble not in self._chosen:
-            self._chosen[ensemble] = self._choose(ensemble)
+            self._check(ensemble)
+            self._chosen[ensemble] = self.chosen(ensemble)[1]
         found = [ensemble.network.get_submodule(n) for n in self._chosen[ensemble]]
         return [m for m in found if isinstance(m, SigmaNorm)]
 
-    def _choose(self, ensemble: SigmaEnsemble) -> list[str]:
+    def _check(self, ensemble: SigmaEnsemble) -> None:
         if ensemble.num_members == 1:
             raise DiversityError(
                 "the ensemble has one member, and the penalty compares members. Use members ≥ 2, "
@@ -160,10 +161,8 @@ class Diversity:
                 f"the penalty is defined for sigmoid scales; '{linear[0]}' has scale='linear'. "
                 "Use convert(scale='sigmoid'), or diversity=None for the FiLM-Ensemble control"
             )
-        names = self.chosen(ensemble)[1]
         if not torch.compiler.is_compiling() and self.active and symmetric(ensemble):
             warn(SYMMETRIC)
-        return names
 
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
         """The penalty: (), float32 or wider, also under autocast.

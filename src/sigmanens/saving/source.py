@@ -23,8 +23,6 @@ from sigmanens.conversion.heads import last_linear
 from sigmanens.errors import CheckpointError, InputError, MissingPackageError
 from sigmanens.seeding import own_random_state
 
-# Other keyword arguments of these libraries read files or download weights.
-_OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
 _SIMPLE = (bool, int, float, str, tuple, type(None))
 _PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
 
@@ -57,9 +55,6 @@ class Source:
         make = _MAKERS.get(self.kind)
         if make is None or not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise CheckpointError(f"the network was made by {self}, which is unknown. Give base=…")
-        odd = set(self.options) - _OPTIONS.get(self.kind, set(self.options))
-        if odd:
-            raise CheckpointError(f"{self} has options that are not passed on: {sorted(odd)}")
         library = self.name.partition(".")[0].partition(":")[0]
         library = library if self.kind == "factory" else self.kind
         if find_spec(library) is None:
@@ -78,11 +73,16 @@ class Source:
         return f"{self.kind} {self.name!r}"
 
 
-def _timm(name: str, /, **options: Any) -> Any:
+# Other keyword arguments of these libraries read files or download weights.
+
+
+def _timm(name: str, /, num_classes: int, in_chans: Any = None, img_size: Any = None) -> Any:
     timm = import_module("timm")
     if not timm.is_model(name):  # others are names on a hub
         raise CheckpointError(f"timm has no model {name!r}")
-    return timm.create_model(name, pretrained=False, **options)
+    return timm.create_model(
+        name, pretrained=False, num_classes=num_classes, in_chans=in_chans, img_size=img_size
+    )
 
 
 def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -> Any:
@@ -99,11 +99,11 @@ def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -
     return cls(made)
 
 
-def _torchvision(name: str, /, **options: Any) -> Any:
+def _torchvision(name: str, /, num_classes: int) -> Any:
     models = import_module("torchvision.models")
     if name not in models.list_models(module=models):  # others load weights of a backbone
         raise CheckpointError(f"torchvision has no classifier {name!r}")
-    return models.get_model(name, weights=None, **options)
+    return models.get_model(name, weights=None, num_classes=num_classes)
 
 
 def _factory(name: str, /, **options: Any) -> Any:
