@@ -84,14 +84,6 @@ def test_full_sharing_pull_is_the_penalty_of_the_last_member(tau: float, members
     assert got > 0
 
 
-def test_equal_sharing_curvature_is_that_of_the_penalty() -> None:
-    tau, step = 0.3, 1e-4
-    up, down = ([[0.5 + d], [0.5 - d]] for d in (step, -step))
-    values = [sum(oracle.log_softmax([v[0] / tau for v in s])) for s in (up, [[0.5], [0.5]], down)]
-    along = (values[0] - 2 * values[1] + values[2]) / step**2 / 2  # of two members: per member
-    assert -along == pytest.approx(theory.equal_sharing_curvature(tau, 1.0), rel=1e-3)
-
-
 # -- the map's shape -----------------------------------------------------------------------------
 
 

@@ -74,14 +74,6 @@ def full_sharing_pull(tau: float, members: int, weight: float) -> float:
     return weight * (1 / tau + members * math.log1p(math.expm1(-1 / tau) / members))
 
 
-def equal_sharing_curvature(tau: float, weight: float) -> float:
-    """Curvature λ/τ² of the task's loss in σ(γ), in nats, above which equal members stay equal.
-
-    Near equal scales the penalty pushes member j away from the mean by (λ/τ²)(s_j - mean s).
-    """
-    return weight / tau**2
-
-
 def descent(
     tau: float | Tensor,
     members: int,

@@ -105,7 +105,6 @@ class Explanation:
         settings: the asked τ among others, by rising τ.
         steep: τ between which τ steers the owners; None: nowhere.
         full_sharing: task pull in nats per member above which all members keep a channel.
-        equal_sharing: curvature in nats of the task above which equal members stay equal.
         path: cosine after each optimizer step, from 0 on.
         milestones: step at which the cosine has halved, and has fallen to 0.5, 0.29 and 0.1; None
             if it does not within the simulated steps.
@@ -116,7 +115,6 @@ class Explanation:
     settings: list[Setting]
     steep: tuple[float, float] | None
     full_sharing: float
-    equal_sharing: float
     path: list[float]
     milestones: dict[str, int | None]
 
@@ -158,7 +156,6 @@ def explain(config: ExplainConfig) -> Explanation:
         settings,
         theory.flat_range(members),
         theory.full_sharing_pull(tau, members, weight),
-        theory.equal_sharing_curvature(tau, weight),
         path,
         milestones,
     )
