@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,6 @@ from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import DiversityError, InputError, NonFiniteError
 from sigmanens.norms import SigmaNorm
 
-Source = SigmaEnsemble | Iterable[SigmaNorm]
-
 SYMMETRIC = (
     "all members have equal scales, shifts and heads: they are one model. Task and penalty give "
     "each of them the same gradient, and they stay so unless dropout or split batches part them. "
@@ -27,56 +25,47 @@ SYMMETRIC = (
 SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)
 
 
-def _norms(source: Source, layers: LayerSelector) -> list[SigmaNorm]:
-    if isinstance(source, Iterable) and not isinstance(source, nn.Module):
-        given = list(source)
-        wrong = [type(m).__name__ for m in given if not isinstance(m, SigmaNorm)]
-        if wrong or not given:
-            got = f"a {wrong[0]} among the layers" if wrong else "no layer"
-            raise InputError(f"got {got}; expected a SigmaEnsemble or its σNorm layers")
-        return given
-    ensemble = as_ensemble(source)
+def _norms(ensemble: SigmaEnsemble, layers: LayerSelector) -> list[SigmaNorm]:
+    ensemble = as_ensemble(ensemble)
     norms = ensemble.sigma_norms()
     return [norms[n] for n in select(ensemble.network, norms, layers)[1]]
 
 
-def _gates(source: Source, layers: LayerSelector) -> Tensor | None:
+def _gates(ensemble: SigmaEnsemble, layers: LayerSelector) -> Tensor | None:
     """σ(γ) of all channels of the layers, (M, N), detached; None for linear scales."""
-    norms = _norms(source, layers)
+    norms = _norms(ensemble, layers)
     if any(m.kind != "sigmoid" for m in norms):
         return None
     return torch.cat([m.gates().detach().flatten(1) for m in norms], 1)
 
 
-def cosine(source: Source, layers: LayerSelector = "all") -> float:
+def cosine(ensemble: SigmaEnsemble, layers: LayerSelector = "all") -> float:
     """Mean over layers and member pairs of cos(σ(γ_a), σ(γ_b)), in [0, 1] (arXiv 2607.23860).
 
     1 means that all members have the same scales. Independent γ ~ N(0, 1) give about 0.85. NaN for
     M = 1. Linear scales are taken as they are, and their cosine may be negative.
 
     Args:
-        source: an ensemble, or σNorm layers.
-        layers: which layers of an ensemble, as in :class:`Diversity`; all converted by default.
+        ensemble: the ensemble.
+        layers: as in :class:`Diversity`; all converted norms by default.
     """
     values = []
-    for norm in _norms(source, layers):
+    for norm in _norms(ensemble, layers):
         unit = F.normalize(norm.gates().detach().flatten(1).double(), dim=1)
         a, b = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
         values.append(float((unit @ unit.T)[a, b].mean()))
     return sum(values) / len(values)
 
 
-def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor:
+def owners_per_channel(ensemble: SigmaEnsemble, layers: LayerSelector = "auto") -> Tensor:
     """Number of members with σ(γ) > ½ for each channel of the norms: (N,), int64.
 
-    Args:
-        source: an ensemble, or σNorm layers.
-        layers: which layers of an ensemble, as in :class:`Diversity`; the regularised by default.
+    ``layers`` are as in :class:`Diversity`; those of the paper's rule by default.
 
     Raises:
         DiversityError: for linear scales, for which owners are not defined.
     """
-    gates = _gates(source, layers)
+    gates = _gates(ensemble, layers)
     if gates is None:
         raise DiversityError(
             "owners are defined for sigmoid scales; this ensemble has scale='linear'. Use cosine, "
@@ -85,18 +74,20 @@ def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor
     return (gates > 0.5).sum(0)
 
 
-def owners(source: Source, layers: LayerSelector = "auto") -> float:
+def owners(ensemble: SigmaEnsemble, layers: LayerSelector = "auto") -> float:
     """Mean of :func:`owners_per_channel`, 0 … M; NaN for linear scales."""
-    gates = _gates(source, layers)
+    gates = _gates(ensemble, layers)
     return math.nan if gates is None else float((gates > 0.5).sum(0).double().mean())
 
 
-def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0.02) -> float:
+def saturation(
+    ensemble: SigmaEnsemble, layers: LayerSelector = "auto", margin: float = 0.02
+) -> float:
     """Fraction of scales closer than ``margin`` to 0 or 1, where the sigmoid has hardly a gradient.
 
     NaN for linear scales. Arguments as for :func:`owners_per_channel`.
     """
-    s = _gates(source, layers)
+    s = _gates(ensemble, layers)
     return math.nan if s is None else float(((s < margin) | (s > 1 - margin)).double().mean())
 
 
