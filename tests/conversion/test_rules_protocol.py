@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import pytest
@@ -568,15 +568,16 @@ def test_another_setting_is_another_probe(first: nn.Module, second: nn.Module) -
 def test_norms_whose_values_or_submodules_may_matter_are_probed_each(
     make: Callable[[], nn.Module], probes: list[nn.Module]
 ) -> None:
-    norms = [("a", make()), ("b", make())]
-    found = rules.rules_for(norms)
-    assert probes == [module for _, module in norms]
-    assert all(isinstance(rule, rules.NormRule) for rule in found.values())
+    norms = [make(), make()]
+    probed: dict[Hashable, rules.NormRule | str] = {}
+    found = [rule_for(norm, probed) for norm in norms]
+    assert probes == norms
+    assert all(isinstance(rule, rules.NormRule) for rule in found)
 
 
 def test_a_setting_that_cannot_be_compared_is_probed_each(probes: list[nn.Module]) -> None:
-    norms = [("a", CastRMSNorm()), ("b", CastRMSNorm())]
-    for _, norm in norms:
+    probed: dict[Hashable, rules.NormRule | str] = {}
+    for norm in (CastRMSNorm(), CastRMSNorm()):
         norm.extra = torch.nn.functional.relu
-    rules.rules_for(norms)
+        rule_for(norm, probed)
     assert len(probes) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from sigmanens.conversion.config import (
     some_names,
     unknown_names,
 )
-from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
+from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rule_for
 from sigmanens.errors import AlreadyConvertedError, NoNormError, UnsupportedNormError
 from sigmanens.norms import MemberNorm
 
@@ -148,7 +148,8 @@ def audit(
     found = find_norms(model)
     kind = type(model).__name__
     entries: list[NormEntry] = []
-    rules = rules_for(found)
+    probed: dict[Hashable, NormRule | str] = {}
+    rules = {name: rule_for(norm, probed) for name, norm in found}
     first: dict[int, str] = {}
     selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
     heads = tuple(f"{h}." for h in head_names)

@@ -18,7 +18,7 @@ from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
 _VERSION = 1
-_TASKS = ("multiclass", "multilabel", "regression")
+_SCHEDULES = ("auto", "folded", "sequential")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "head": ("auto", *HEADS),
@@ -26,6 +26,7 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
     "scale": ("sigmoid", "linear"),
     "shift": (True, False, None),
     "train": ("all", "members"),
+    "task": ("multiclass", "multilabel", "regression", None),
 }
 
 
@@ -79,8 +80,13 @@ class ConversionConfig:
                 "a regular expression, a list of dotted names or a callable"
             )
         check_selector(self.layers)
-        check_schedule(self.schedule, self.members)
-        check_task(self.task)
+        numbers = range(1, self.members + 1)
+        exact = type(self.schedule) in (str, int)
+        if not exact or self.schedule not in (*_SCHEDULES, *numbers):
+            raise InputError(
+                f"schedule is {self.schedule!r}; expected {', '.join(map(repr, _SCHEDULES))} or a "
+                f"number of members per pass from 1 to {self.members}"
+            )
         # One form for each value, so that equal configs compare equal and JSON gives them back.
         layers = "all" if self.layers is None else self.layers
         dims = {str(k): v for k, v in self.batch_dims.items()} if self.batch_dims else None
@@ -140,24 +146,6 @@ class ConversionConfig:
         if unknown:
             raise InputError(f"the conversion config has unknown keys: {', '.join(unknown)}")
         return cls(**values)
-
-
-def check_schedule(schedule: str | int, members: int) -> None:
-    """Raise InputError unless the schedule is "auto", "folded", "sequential" or 1 … M."""
-    if isinstance(schedule, bool) or not (
-        schedule in ("auto", "folded", "sequential")
-        or (isinstance(schedule, int) and 1 <= schedule <= members)
-    ):
-        raise InputError(
-            f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
-            f"members per pass from 1 to {members}"
-        )
-
-
-def check_task(task: str | None) -> None:
-    """Raise InputError unless the task is None or one of multiclass, multilabel or regression."""
-    if task is not None and task not in _TASKS:
-        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, _TASKS))} or None")
 
 
 def check_selector(layers: LayerSelector) -> None:

@@ -13,7 +13,7 @@ that nothing is imported for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +42,7 @@ from sigmanens.passes.context import MemberAxis
 
 __all__ = [
     "KeepRule", "NormRule", "Rule", "SigmaWrappedNorm", "is_norm", "qualified_name",
-    "register_norm", "rule_for", "rules_for",
+    "register_norm", "rule_for",
 ]  # fmt: skip
 
 Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
@@ -223,16 +223,11 @@ def is_norm(module: nn.Module) -> bool:
 _NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
 
 
-def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
-    """The rule for every norm by its name. Norms of one class and setting are probed once."""
-    probed: dict[Hashable, NormRule | str] = {}
-    return {name: rule_for(norm, probed) for name, norm in norms}
-
-
 def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
     """The rule for one norm, see :func:`is_norm`.
 
-    ``probed`` holds results of probes so far, by class and settings. New results are added.
+    ``probed`` holds results of probes so far, by class and settings, so that norms of one class and
+    setting are probed once. New results are added.
     """
     cls = type(module)
     if isinstance(module, LazyModuleMixin):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.conversion.blocks import select
 from sigmanens.conversion.config import LayerSelector
+from sigmanens.diversity.theory import mean_cosine
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import DiversityError, InputError, NonFiniteError
@@ -51,9 +51,7 @@ def cosine(ensemble: SigmaEnsemble, layers: LayerSelector = "all") -> float:
     """
     values = []
     for norm in _norms(ensemble, layers):
-        unit = F.normalize(norm.gates().detach().flatten(1).double(), dim=1)
-        a, b = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
-        values.append(float((unit @ unit.T)[a, b].mean()))
+        values.append(float(mean_cosine(norm.gates().detach().flatten(1).double())))
     return sum(values) / len(values)
 
 

@@ -104,7 +104,7 @@ def descent(
 
 def mean_cosine(s: Tensor) -> Tensor:
     """Mean cosine of pairs of members: (…, M, N) → (…), float64."""
-    a, b = torch.triu_indices(s.shape[-2], s.shape[-2], 1)
+    a, b = torch.triu_indices(s.shape[-2], s.shape[-2], 1, device=s.device)
     unit = torch.nn.functional.normalize(s, dim=-1)
     return (unit @ unit.mT)[..., a, b].double().mean(-1)
 

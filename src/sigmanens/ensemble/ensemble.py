@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
-from sigmanens.conversion.config import check_task
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
@@ -201,7 +200,6 @@ class SigmaEnsemble(nn.Module):
 
     @task.setter
     def task(self, task: str | None) -> None:
-        check_task(task)
         self.plan = replace(self.plan, task=task)
         self.report.plan = replace(self.plan, schedule=self.schedule)
 

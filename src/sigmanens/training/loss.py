@@ -155,7 +155,7 @@ class EnsembleLoss:
         labels = y.split(size) if split else [y] * members
         if self.stated_task is None and not self._several:
             self._several = labels_are_several(logits[0], labels[0], class_dim)
-        total: Tensor | None = None
+        parts: list[Tensor] = []
         for own, target in zip(logits.unbind(0), labels, strict=True):
             if class_dim != 1:
                 own = own.movedim(class_dim, 1)
@@ -166,9 +166,9 @@ class EnsembleLoss:
                     f"the loss function returned {described(loss)}; expected a scalar tensor, the "
                     "mean over samples (reduction='mean')"
                 )
-            # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
-            total = loss / members if total is None else total + loss / members
-        assert total is not None
+            parts.append(loss / members)
+        # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
+        total = sum(parts[1:], parts[0])
         self._check_finite(total, logits)
         return total
 
