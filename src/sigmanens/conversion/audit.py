@@ -96,17 +96,13 @@ class ConversionReport:
             f"  task        {plan.task or 'multiclass, unless the loss says otherwise'}",
             f"  parameters  {total:,} ({self.base_parameters:,} in the base"
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
+            f"  penalty     {len(self.regularised)} layers by rule '{self.regularised_rule}'",
+            *(f"  note        {note}" for note in self.notes),
+            f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason",
         ]
-        if self.regularised:
-            rule = f"{len(self.regularised)} layers by rule '{self.regularised_rule}'"
-            lines.append(f"  penalty     {rule}")
-        lines += [f"  note        {n}" for n in self.notes]
-        lines.append(f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason")
-        lines += [
-            f"  {n.name or '(root)':<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  "
-            f"{n.reason}"
-            for n in self.norms
-        ]
+        for n in self.norms:
+            name = f"{n.name or '(root)':<{width}}  {n.kind:<{kinds}}"
+            lines.append(f"  {name}  {n.channels:>6}  {n.action:<9}  {n.reason}")
         return "\n".join(lines)
 
 

@@ -3,12 +3,6 @@
 A rule holds for its class and for subclasses that inherit its ``forward``. Any other norm is probed
 (:mod:`sigmanens.conversion.probing`). Classes of optional libraries go by their qualified name, so
 that nothing is imported for them.
-
-    >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
-    ...     def __init__(self, dim):
-    ...         super().__init__(); self.weight = nn.Parameter(torch.ones(dim))
-    ...     def forward(self, x): return (x - x.mean(-1, keepdim=True)) * self.weight
-    >>> register_norm(Centre)                           # wrapped: normalise once, scale per member
 """
 
 from __future__ import annotations

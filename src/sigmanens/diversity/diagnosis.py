@@ -241,9 +241,6 @@ def diagnose(
 ) -> list[Finding]:
     """Find what is wrong with an ensemble's diversity, from what you can give.
 
-        >>> for finding in sn.diversity.diagnose(ens, diversity=diversity):
-        ...     print(finding.kind, finding)
-
     Args:
         ensemble: the ensemble.
         diversity: the penalty of its training.

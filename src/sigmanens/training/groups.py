@@ -74,7 +74,9 @@ def param_groups(
                 continue
             seen.add(id(p))
             if id(p) in scales:
-                sets[_scale_group(scales[id(p)])].append(p)
+                norm = scales[id(p)]
+                kind = "scales_batch_norm" if isinstance(norm, SigmaBatchNorm) else "scales"
+                sets[kind if norm.kind == "sigmoid" else "scales_linear"].append(p)
                 continue
             undecayed = p.dim() < 2 or key == "bias" or id(p) in spared
             undecayed |= is_norm(module) or isinstance(module, SigmaNorm)
@@ -107,12 +109,6 @@ def _of_heads(network: nn.Module) -> set[int]:
     counts = [(m, getattr(m, "num_members", None)) for m in network.modules()]
     lists = [head_lists(m, count) for m, count in counts if isinstance(count, int)]
     return {id(p) for found in lists for _, heads in found for p in heads.parameters()}
-
-
-def _scale_group(norm: SigmaNorm) -> str:
-    if norm.kind != "sigmoid":
-        return "scales_linear"
-    return "scales_batch_norm" if isinstance(norm, SigmaBatchNorm) else "scales"
 
 
 def _check_number(name: str, value: float, positive: bool = False) -> None:
