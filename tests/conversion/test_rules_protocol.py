@@ -124,7 +124,7 @@ class BareNorm(nn.Module):
 
 
 def found(last: bool = True, neutral: float = 1.0, tail: tuple[str, ...] = ()) -> Protocol:
-    return Protocol((C,), last, neutral, tail)
+    return Protocol(last, neutral, tail)
 
 
 FITTING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Protocol]] = {
@@ -135,7 +135,7 @@ FITTING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Protocol]] = 
     "sequence": (lambda: SequenceNorm(C), (C, 4), found(last=False)),
     "frozen": (FrozenNorm, (C, 4, 3), found(last=False)),
     "bare": (BareNorm, (4, C), found()),
-    "wide": (lambda: WideNorm((3, C)), (2, 3, C), Protocol((3, C), True, 1.0, ())),
+    "wide": (lambda: WideNorm((3, C)), (2, 3, C), Protocol(True, 1.0, ())),
 }
 
 
@@ -475,7 +475,7 @@ def test_any_affine_is_found(width: int, last: bool, offset: float, bias: bool, 
             y = y + self.bias if bias else y
             return y if last else y.movedim(-1, 1)
 
-    assert probe(Any_(width, bias)) == Protocol((width,), last, 1.0 - offset, ())
+    assert probe(Any_(width, bias)) == Protocol(last, 1.0 - offset, ())
 
 
 # -- the authors' classes themselves -----------------------------------------------------------

@@ -39,13 +39,11 @@ class Protocol:
     """How a norm computes, as a probe found it.
 
     Attributes:
-        shape: S.
         channels_last: True: the last dimensions are scaled; False: dimension 1 is.
         neutral: the weight that leaves the normalised input unchanged: 1 - o.
         tail: names of the submodules that are applied last.
     """
 
-    shape: tuple[int, ...]
     channels_last: bool
     neutral: float
     tail: tuple[str, ...]
@@ -202,7 +200,7 @@ class _Subject:
         self._check(x, y, (weight, bias))
         if self.affine_free and offset:
             raise _Deviation(7, "without a weight it answers otherwise than with a weight of 1")
-        return Protocol(self.shape, last, 1.0 - offset, self.tail)
+        return Protocol(last, 1.0 - offset, self.tail)
 
     def answer(self, affine: _Affine, x: Tensor, training: bool = False) -> Tensor:
         """Output of the module without its tail, of x's shape; raises _Deviation."""

@@ -56,21 +56,35 @@ def _weight_from_one(m: nn.Module) -> Tensor | None:
     return 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
+def _shape(m: nn.Module) -> tuple[int, ...]:
+    """S, by the weight of a norm, or by what it declares if it has none."""
+    weight = getattr(m, "weight", None)
+    if isinstance(weight, Tensor):
+        return tuple(weight.shape)
+    for key in ("normalized_shape", "num_features", "num_channels"):
+        declared = getattr(m, key, None)
+        if declared is not None:
+            return tuple(declared) if isinstance(declared, (tuple, list)) else (int(declared),)
+    raise InputError(
+        f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
+    )
+
+
 @dataclass(frozen=True)
 class NormRule:
     """How one class of norms becomes a σNorm.
 
     Attributes:
         build: ``(source, axis, affine) -> SigmaNorm``.
-        shape: gives the shape S of a source norm's parameters.
         keep: ``(source, axis, like) -> MemberNorm`` for a BatchNorm that is kept: its statistics
             must be one set per member. None for norms without statistics.
+        shape: gives the shape S of a source norm's parameters; that of its ``weight`` by default.
         scale: gives the scale (*S) of a source norm, or None for 1; its ``weight`` by default.
     """
 
     build: Builder
-    shape: Callable[[nn.Module], tuple[int, ...]]
     keep: Keeper | None = None
+    shape: Callable[[nn.Module], tuple[int, ...]] = _shape
     scale: Callable[[nn.Module], Tensor | None] = _weight
 
 
@@ -85,60 +99,36 @@ Rule = NormRule | KeepRule | str
 """How a norm is converted; or why it is always kept; or, as a text, why it cannot be converted."""
 
 
-def _channels(m: nn.Module) -> tuple[int, ...]:
-    return (int(getattr(m, "num_features", 0) or getattr(m, "num_channels", 0)),)
-
-
-def _normalized(m: nn.Module) -> tuple[int, ...]:
-    return tuple(m.normalized_shape)  # type: ignore[arg-type]
-
-
-def _of_weight(m: nn.Module) -> tuple[int, ...]:
-    weight = getattr(m, "weight", None)
-    if not isinstance(weight, Tensor):
-        raise InputError(
-            f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
-        )
-    return tuple(weight.shape)
-
-
 def _activated(
-    build: Callable[..., SigmaNorm],
-    shape: Callable[[nn.Module], tuple[int, ...]],
-    keep: Callable[..., MemberNorm] | None = None,
+    build: Callable[..., SigmaNorm], keep: Callable[..., MemberNorm] | None = None
 ) -> NormRule:
     """The rule for a norm of timm's that drops out and activates what it has normalised."""
     tail = ("drop", "act")
-    return NormRule(partial(build, tail=tail), shape, keep and partial(keep, tail=tail))
+    return NormRule(partial(build, tail=tail), keep and partial(keep, tail=tail))
 
 
 _RULES: dict[type[nn.Module] | str, Rule] = {
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-        NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
+        NormRule(SigmaBatchNorm, MemberBatchNorm),
     ),
     **dict.fromkeys(
-        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-        NormRule(SigmaInstanceNorm, _channels),
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), NormRule(SigmaInstanceNorm)
     ),
-    nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
-    nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
-    nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
-    "torchvision.models.convnext.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
-    "timm.layers.norm.LayerNorm": NormRule(SigmaLayerNorm, _normalized),
-    "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
-    "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
-    "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
-    **dict.fromkeys(
-        ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.SyncBatchNormAct"),
-        _activated(SigmaBatchNorm, _channels, MemberBatchNorm),
-    ),
-    **dict.fromkeys(
-        ("timm.layers.norm_act.GroupNormAct", "timm.layers.norm_act.GroupNorm1Act"),
-        _activated(SigmaGroupNorm, _channels),
-    ),
-    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm, _normalized),
-    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm, _normalized),
+    nn.LayerNorm: NormRule(SigmaLayerNorm),
+    nn.RMSNorm: NormRule(SigmaRMSNorm),
+    nn.GroupNorm: NormRule(SigmaGroupNorm),
+    "torchvision.models.convnext.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm),
+    "timm.layers.norm.LayerNorm": NormRule(SigmaLayerNorm),
+    "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm),
+    "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm),
+    "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm),
+    "timm.layers.norm_act.BatchNormAct2d": _activated(SigmaBatchNorm, MemberBatchNorm),
+    "timm.layers.norm_act.SyncBatchNormAct": _activated(SigmaBatchNorm, MemberBatchNorm),
+    "timm.layers.norm_act.GroupNormAct": _activated(SigmaGroupNorm),
+    "timm.layers.norm_act.GroupNorm1Act": _activated(SigmaGroupNorm),
+    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm),
+    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm),
     "timm.layers.grn.GlobalResponseNorm": KeepRule(
         "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
     ),
@@ -188,7 +178,7 @@ def register_norm(
         raise InputError(f"channels is {channels!r}; expected 'last' or 'first'")
 
     wrap = partial(SigmaWrappedNorm, channels_last=channels == "last")
-    _RULES[cls] = NormRule(build or wrap, shape or _of_weight)
+    _RULES[cls] = NormRule(build or wrap, shape=shape or _shape)
 
 
 def qualified_name(cls: type) -> str:
@@ -267,7 +257,7 @@ def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]
         last, neutral, tail = found.channels_last, found.neutral, found.tail
         build = partial(SigmaWrappedNorm, channels_last=last, neutral=neutral, tail=tail)
         scale = _weight if neutral else _weight_from_one
-        rule = NormRule(build, lambda _: found.shape, scale=scale)
+        rule = NormRule(build, scale=scale)
     else:
         rule = (
             f"{what}, and it does not compute weight ⊙ norm(x) + bias: {found}. Register a "
