@@ -174,7 +174,7 @@ def _candidates(plain: nn.Module) -> list[Source]:
         return []
     last = last_linear(plain)
     classes = getattr(plain, "num_classes", 0 if last is None else last.out_features)
-    options: dict[str, Any] = {"num_classes": int(classes)}
+    options: dict[str, Any] = {"num_classes": int(classes or 0)}
     if library == "torchvision":
         models = import_module("torchvision.models")
         return [
