@@ -180,9 +180,16 @@ def audit(
         )
     refused = [e for e in entries if e.action == "refused"]
     if refused:
-        others = any(isinstance(rule, NormRule) for rule in rules.values())
-        useless = any(e.name in bypassed for e in refused)
-        raise _unsupported(kind, refused, len(found), None if useless else others)
+        them = "it as it is" if len(refused) == 1 else "them as they are"
+        advice = f"\nTo keep {them}, the same for all members, choose other norms with layers=…"
+        if any(e.name in bypassed for e in refused):
+            advice = ""
+        elif not any(isinstance(rule, NormRule) for rule in rules.values()):
+            advice = f"\nThis {kind} has no other norm to convert"
+        raise UnsupportedNormError(
+            f"{len(refused)} of {len(found)} norms of this {kind} cannot be converted:"
+            f"{_listed(refused)}{advice}"
+        )
     if first:
         return entries, rules
     if not selected:
@@ -224,28 +231,16 @@ def _no_norms(model: nn.Module) -> NoNormError:
     )
 
 
-def _unsupported(
-    kind: str, refused: Sequence[NormEntry], total: int, others: bool | None
-) -> UnsupportedNormError:
-    """The error for norms that cannot be converted: every reason once, with its norms.
-
-    ``others``: whether another norm could be converted; None if that would not help.
-    """
+def _listed(refused: Sequence[NormEntry]) -> str:
+    """Every reason once, with its norms."""
     groups: dict[tuple[str, str], list[str]] = {}
     for e in refused:
         groups.setdefault((e.kind, e.reason), []).append(e.name)
-    lines = []
-    for (cls, reason), names in groups.items():
-        count = cls if len(names) == 1 else f"{len(names)} × {cls}"
-        lines.append(f"  {some_names(names, 4)} ({count}): {reason}")
-    if others:
-        them = "it as it is" if len(refused) == 1 else "them as they are"
-        lines.append(f"To keep {them}, the same for all members, choose other norms with layers=…")
-    elif others is False:
-        lines.append(f"This {kind} has no other norm to convert")
-    return UnsupportedNormError(
-        f"{len(refused)} of {total} norms of this {kind} cannot be converted:\n" + "\n".join(lines)
-    )
+    text = ""
+    for (kind, reason), names in groups.items():
+        count = kind if len(names) == 1 else f"{len(names)} × {kind}"
+        text += f"\n  {some_names(names, 4)} ({count}): {reason}"
+    return text
 
 
 def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:

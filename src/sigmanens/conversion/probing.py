@@ -76,7 +76,7 @@ def probe(module: nn.Module) -> Protocol | str:
     ):
         warnings.simplefilter("ignore")
         try:
-            subject = _Subject(module)
+            subject = _Subject(module, device)
         except Exception as e:
             return f"it cannot be copied ({_first_line(e)})"
         fits: dict[tuple[int, bool], Protocol] = {}
@@ -158,18 +158,16 @@ def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
 class _Subject:
     """Two copies of a module in float32: the whole, and one without its submodules."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.whole = without_hooks(module).float().requires_grad_(False)
         shape = _shape(module)
         assert shape is not None
         self.tail = tuple(n for n, _ in self.whole.named_children())
         self.affine_free = self.whole.weight is None
-        self.device = next((t.device for t in self.whole.buffers()), torch.device("cpu"))
+        self.device = device
         if self.affine_free:
-            ones = torch.ones(shape, device=self.device)
+            ones = torch.ones(shape, device=device)
             self.whole.weight = nn.Parameter(ones, requires_grad=False)
-        else:
-            self.device = self.whole.weight.device  # type: ignore[assignment]
         self.bare = copy.deepcopy(self.whole)
         for name in self.tail:
             setattr(self.bare, name, nn.Identity())

@@ -254,10 +254,8 @@ def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]
     found = probe(module)
     rule: NormRule | str
     if isinstance(found, Protocol):
-        last, neutral, tail = found.channels_last, found.neutral, found.tail
-        build = partial(SigmaWrappedNorm, channels_last=last, neutral=neutral, tail=tail)
-        scale = _weight if neutral else _weight_from_one
-        rule = NormRule(build, scale=scale)
+        scale = _weight if found.neutral else _weight_from_one
+        rule = NormRule(partial(SigmaWrappedNorm, **vars(found)), scale=scale)
     else:
         rule = (
             f"{what}, and it does not compute weight ⊙ norm(x) + bias: {found}. Register a "
