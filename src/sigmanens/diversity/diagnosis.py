@@ -208,12 +208,9 @@ def nlls(member_log_probs: Tensor, labels: Tensor) -> tuple[float, float]:
 def dropout_disagreement(ensemble: nn.Module, x: Any, seed: int = 0) -> float:
     """Fraction of samples on which a member differs from itself under two masks of dropout.
 
-    Mean over members; 0 without dropout layers. Modes and random states are put back.
-
-    Args:
-        ensemble: maps inputs to member logits (M, B, C).
-        x: a tensor, a tuple of positional or a mapping of keyword inputs.
-        seed: of the masks.
+    Mean over members; 0 without dropout layers. Modes and random states are put back. From x, a
+    tensor, a tuple of positional or a mapping of keyword inputs, the ensemble makes logits
+    (M, B, C).
     """
     layers = [m for m in ensemble.modules() if isinstance(m, _DropoutNd) and m.p > 0]
     if not layers:

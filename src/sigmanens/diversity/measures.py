@@ -43,11 +43,8 @@ def cosine(ensemble: SigmaEnsemble, layers: LayerSelector = "all") -> float:
     """Mean over layers and member pairs of cos(σ(γ_a), σ(γ_b)), in [0, 1] (arXiv 2607.23860).
 
     1 means that all members have the same scales. Independent γ ~ N(0, 1) give about 0.85. NaN for
-    M = 1. Linear scales are taken as they are, and their cosine may be negative.
-
-    Args:
-        ensemble: the ensemble.
-        layers: as in :class:`Diversity`; all converted norms by default.
+    M = 1. Linear scales are taken as they are, and their cosine may be negative. ``layers`` are as
+    in :class:`Diversity`; all converted norms by default.
     """
     values = []
     for norm in _norms(ensemble, layers):
