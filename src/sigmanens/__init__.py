@@ -15,7 +15,8 @@ from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import SigmaNensError, SigmaNensWarning
 from sigmanens.export.onnx import export_onnx
 from sigmanens.export.program import export_program
-from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
+from sigmanens.training.groups import check_optimizer, param_groups
+from sigmanens.training.loss import EnsembleLoss
 
 __version__ = "0.1.0"
 

@@ -5,28 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 
-__all__ = [
-    "AlreadyConvertedError",
-    "CheckpointError",
-    "ConfigError",
-    "ConversionError",
-    "DataError",
-    "DiversityError",
-    "ExportError",
-    "HeadNotFoundError",
-    "InputError",
-    "MissingPackageError",
-    "MixedSizesError",
-    "NoNormError",
-    "NonFiniteError",
-    "OutsidePassError",
-    "RunError",
-    "SigmaNensError",
-    "SigmaNensWarning",
-    "UnsupportedNormError",
-    "warn",
-]
-
 
 class SigmaNensError(Exception):
     """Base of every error raised by sigmanens."""

@@ -16,15 +16,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "device_of",
-    "generator_states",
-    "own_random_state",
-    "own_seed",
-    "seed_device",
-    "seeded",
-]
-
 _TURN = threading.RLock()
 
 

@@ -118,7 +118,7 @@ def test_a_pretrained_base_keeps_its_function() -> None:
     base = randomise(dense()).eval()
     expected = base(X)
     film = film_ensemble(base, 3, generator=generator())
-    assert (film.report.init, film.report.head) == ("preserve", "copy")
+    assert (film.plan.init, film.plan.head) == ("preserve", "copy")
     for member in film(X):
         torch.testing.assert_close(member, expected, rtol=1e-4, atol=1e-5)
     assert film.network[1].shift.shape == (3, 6)

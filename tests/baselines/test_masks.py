@@ -67,7 +67,7 @@ def test_a_pretrained_base_lends_its_scales_and_shifts() -> None:
         base.layer1[0].bn2.weight[3] = 0.0
         base.layer1[0].bn2.bias.normal_()
     net = fixed_masks(base, 4, keep=1, generator=generator())
-    assert net.report.init == "preserve"
+    assert net.plan.init == "preserve"
     plain = base.layer1[0].bn2
     norm = net.sigma_norms()["layer1.0.bn2"]
     torch.testing.assert_close(norm.scales().detach().sum(0), plain.weight.detach())

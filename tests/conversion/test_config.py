@@ -93,16 +93,6 @@ def test_a_callable_has_no_json() -> None:
         ConversionConfig(layers=lambda name, module: True).to_dict()
 
 
-def test_a_plan_without_a_version_is_one_of_old_checkpoints() -> None:
-    old = {
-        "members": 3, "norms": ["1", "4"], "heads": ["6"], "head": "copy", "init": "preserve",
-        "scale": "sigmoid", "shift": None, "train": "all", "schedule": "auto", "batch_dims": None,
-    }  # fmt: skip
-    assert ConversionConfig.from_dict(old) == ConversionConfig(
-        3, head="copy", head_name=["6"], layers=["1", "4"], init="preserve"
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

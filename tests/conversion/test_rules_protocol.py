@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import pytest
@@ -124,7 +124,7 @@ class BareNorm(nn.Module):
 
 
 def found(last: bool = True, neutral: float = 1.0, tail: tuple[str, ...] = ()) -> Protocol:
-    return Protocol((C,), last, neutral, tail)
+    return Protocol(last, neutral, tail)
 
 
 FITTING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Protocol]] = {
@@ -135,7 +135,7 @@ FITTING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Protocol]] = 
     "sequence": (lambda: SequenceNorm(C), (C, 4), found(last=False)),
     "frozen": (FrozenNorm, (C, 4, 3), found(last=False)),
     "bare": (BareNorm, (4, C), found()),
-    "wide": (lambda: WideNorm((3, C)), (2, 3, C), Protocol((3, C), True, 1.0, ())),
+    "wide": (lambda: WideNorm((3, C)), (2, 3, C), Protocol(True, 1.0, ())),
 }
 
 
@@ -475,7 +475,7 @@ def test_any_affine_is_found(width: int, last: bool, offset: float, bias: bool, 
             y = y + self.bias if bias else y
             return y if last else y.movedim(-1, 1)
 
-    assert probe(Any_(width, bias)) == Protocol((width,), last, 1.0 - offset, ())
+    assert probe(Any_(width, bias)) == Protocol(last, 1.0 - offset, ())
 
 
 # -- the authors' classes themselves -----------------------------------------------------------
@@ -568,18 +568,16 @@ def test_another_setting_is_another_probe(first: nn.Module, second: nn.Module) -
 def test_norms_whose_values_or_submodules_may_matter_are_probed_each(
     make: Callable[[], nn.Module], probes: list[nn.Module]
 ) -> None:
-    norms = [("a", make()), ("b", make())]
-    found = rules.rules_for(norms)
-    assert probes == [module for _, module in norms]
-    assert all(isinstance(rule, rules.NormRule) for rule in found.values())
+    norms = [make(), make()]
+    probed: dict[Hashable, rules.NormRule | str] = {}
+    found = [rule_for(norm, probed) for norm in norms]
+    assert probes == norms
+    assert all(isinstance(rule, rules.NormRule) for rule in found)
 
 
 def test_a_setting_that_cannot_be_compared_is_probed_each(probes: list[nn.Module]) -> None:
-    norms = [("a", CastRMSNorm()), ("b", CastRMSNorm())]
-    for _, norm in norms:
+    probed: dict[Hashable, rules.NormRule | str] = {}
+    for norm in (CastRMSNorm(), CastRMSNorm()):
         norm.extra = torch.nn.functional.relu
-    rules.rules_for(norms)
+        rule_for(norm, probed)
     assert len(probes) == 2
-    for _, norm in norms:
-        norm.extra = ([],)
-    assert protocol.settings(norms[0][1]) is None

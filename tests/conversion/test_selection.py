@@ -359,7 +359,7 @@ def test_a_choice_of_nothing_is_an_error(ensemble: sn.SigmaEnsemble, layers: Any
 
 def test_long_lists_of_norms_are_cut() -> None:
     model = nn.Sequential(*(nn.LayerNorm(2) for _ in range(15)))
-    with pytest.raises(DiversityError, match=r"the 15 converted norms are 0, 1, .* 11, …$"):
+    with pytest.raises(DiversityError, match=r"the 15 converted norms are 0, 1, .* 11 and 3 more$"):
         sn.Diversity(layers="x")(sn.convert(model, 2, head="shared"))
 
 

@@ -38,7 +38,6 @@ def test_members_that_answer_alike_are_one_model() -> None:
     assert found is not None
     assert str(found).startswith("after 40 steps the members answer as one model: disagreement")
     assert "cosine of the scales 0.700" in str(found)
-    assert found.numbers["modulation"] == 1e-5
     assert diagnosis.one_model(0.0005, 1e-2, 0.5, cosine=0.995) is not None
     assert diagnosis.one_model(0.0005, 1e-2, 0.5, cosine=0.7) is None
     assert diagnosis.one_model(0.1, 1e-5, 0.5, cosine=0.7) is None
@@ -89,7 +88,6 @@ def test_members_are_weak_if_they_lose_more_than_averaging_gains() -> None:
     assert found is not None
     assert "each loses 0.300 nats against one network" in str(found)
     assert "averaging gains 0.200" in str(found)
-    assert found.numbers["lost"] > found.numbers["gained"]
     assert diagnosis.weak_members(0.9, 0.5, 0.6) is None
     assert diagnosis.weak_members(0.9, 0.7, 0.7) is None
 

@@ -389,7 +389,7 @@ def train(ensemble: sn.SigmaEnsemble, steps: int = 5) -> None:
 def test_a_symmetric_start_is_reported_and_stays_symmetric() -> None:
     ensemble = symmetric_ensemble()
     before = logits_of(ensemble)[0].detach().clone()
-    with pytest.warns(sn.SigmaNensWarning, match="They stay one model"):
+    with pytest.warns(sn.SigmaNensWarning, match="they are one model"):
         train(ensemble)
     assert not torch.equal(before, logits_of(ensemble)[0])  # it did train
     assert sn.diversity.symmetric(ensemble)

@@ -13,18 +13,17 @@ from tests.oracles import diversity as oracle
 from torch import nn
 
 import sigmanens as sn
-from sigmanens.diversity import forces, theory
-from sigmanens.errors import DiversityError
+from sigmanens.diversity import theory
 
 
 def test_the_scratch_settings_part_the_members_in_ten_steps() -> None:
-    path = forces.trajectory(0.1, 4, steps=20)
-    assert path.shape == (21,)
+    path = [float(theory.mean_cosine(s)) for s in theory.descent(0.1, 4, 2000, steps=20)]
+    assert len(path) == 21
     for step, cosine in ((0, 0.85), (5, 0.29), (10, 0.10)):
-        assert float(path[step]) == pytest.approx(cosine, abs=0.015)
-    assert forces.steps_to(path, 0.30) == 5
-    assert forces.steps_to(path, 0.9) == 0
-    assert forces.steps_to(path, 0.01) is None
+        assert path[step] == pytest.approx(cosine, abs=0.015)
+    assert theory.steps_to(path, 0.30) == 5
+    assert theory.steps_to(path, 0.9) == 0
+    assert theory.steps_to(path, 0.01) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_the_scratch_settings_part_the_members_in_ten_steps() -> None:
         ("adamw", {"lr": 0.01, "weight_decay": 0.0}),
     ],
 )
-def test_trajectory_is_that_of_the_library_penalty(kind: str, options: dict[str, Any]) -> None:
+def test_descent_is_that_of_the_library_penalty(kind: str, options: dict[str, Any]) -> None:
     base = nn.Sequential(nn.Linear(2, 50), nn.BatchNorm1d(50))
     ensemble = sn.convert(base, 3, init="normal", head="shared")
     gamma = ensemble.sigma_norms()["1"].scale_logit
@@ -52,8 +51,9 @@ def test_trajectory_is_that_of_the_library_penalty(kind: str, options: dict[str,
         optimizer.zero_grad()
         diversity(ensemble).backward()
         optimizer.step()
-    got = forces.trajectory(0.2, 3, 0.05, partial(cls, lr=rate, **options), channels=50, steps=15)
-    assert got.tolist() == pytest.approx(expected, abs=2e-4)
+    rule = partial(cls, lr=rate, **options)
+    path = theory.descent(0.2, 3, 50, weight=0.05, optimizer=rule, steps=15)
+    assert [float(theory.mean_cosine(s)) for s in path] == pytest.approx(expected, abs=2e-4)
     assert expected[-1] < expected[0] - 0.02
 
 
@@ -62,13 +62,13 @@ def test_force_is_the_negative_gradient_in_the_scales(tau: float, members: int, 
     gamma = torch.randn(members, 3, generator=torch.Generator().manual_seed(seed)).double()
     s = torch.sigmoid(gamma)
     expected = oracle.penalty_gradient([gamma.tolist()], tau, 0.3)[0]
-    got = -s * (1 - s) * forces.force(s, tau, 0.3)
+    got = -s * (1 - s) * theory.force(s, tau, 0.3)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_force_at_a_corner_of_low_temperature() -> None:
     s = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
-    got = forces.force(s, 0.01, 1e-2)
+    got = theory.force(s, 0.01, 1e-2)
     torch.testing.assert_close(got, torch.tensor([[3.0], [-1.0], [-1.0], [-1.0]]))
 
 
@@ -79,22 +79,9 @@ def test_full_sharing_pull_is_the_penalty_of_the_last_member(tau: float, members
         s = [1.0] * (members - 1) + [last]
         return sum(oracle.log_softmax([v / tau for v in s]))
 
-    got = forces.full_sharing_pull(tau, members, 0.01)
+    got = theory.full_sharing_pull(tau, members, 0.01)
     assert got == pytest.approx(0.01 * (penalty(1.0) - penalty(0.0)), rel=1e-9)
     assert got > 0
-
-
-def test_equal_sharing_curvature_is_that_of_the_penalty() -> None:
-    tau, step = 0.3, 1e-4
-    up, down = ([[0.5 + d], [0.5 - d]] for d in (step, -step))
-    values = [sum(oracle.log_softmax([v[0] / tau for v in s])) for s in (up, [[0.5], [0.5]], down)]
-    along = (values[0] - 2 * values[1] + values[2]) / step**2 / 2  # of two members: per member
-    assert -along == pytest.approx(forces.equal_sharing_curvature(tau, 1.0), rel=1e-3)
-
-
-def test_one_member_has_no_trajectory() -> None:
-    with pytest.raises(DiversityError, match="members is 1"):
-        forces.trajectory(0.1, 1)
 
 
 # -- the map's shape -----------------------------------------------------------------------------

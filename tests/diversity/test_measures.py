@@ -106,17 +106,11 @@ def test_a_member_at_exactly_one_half_owns_nothing() -> None:
     assert measures.owners(ensemble) == 0
 
 
-def test_layers_may_be_given_instead_of_an_ensemble() -> None:
+def test_layers_may_be_named() -> None:
     ensemble = make()
-    norms = ensemble.sigma_norms()
-    some = [norms["2"], norms["3"]]
     expected = oracle.cosine(gammas(ensemble, "2", "3"))
-    assert measures.cosine(some) == pytest.approx(expected, rel=1e-6)
-    assert measures.owners_per_channel(iter(some)).shape == (12,)
-    assert measures.cosine(norms.values()) == measures.cosine(ensemble)
-    for bad, message in (([], "no layer"), ([nn.LayerNorm(3)], "a LayerNorm among the layers")):
-        with pytest.raises(InputError, match=message):
-            measures.cosine(bad)  # type: ignore[arg-type]
+    assert measures.cosine(ensemble, ["2", "3"]) == pytest.approx(expected, rel=1e-6)
+    assert measures.owners_per_channel(ensemble, ["2", "3"]).shape == (12,)
     with pytest.raises(InputError, match="got a Linear in the place of the ensemble"):
         measures.owners(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -132,7 +126,6 @@ def test_carriers_do_not_enter_the_measures() -> None:
 def test_one_member_has_no_cosine() -> None:
     assert math.isnan(measures.cosine(make(1)))
     assert not measures.symmetric(make(1))
-    assert not measures.symmetric(make(1).sigma_norms().values())
 
 
 def test_linear_scales_have_a_cosine_but_no_owners() -> None:
@@ -175,9 +168,6 @@ def test_symmetric_needs_equal_scales_shifts_and_heads(part: str) -> None:
             (heads,) = ensemble.member_heads().values()
             next(heads.heads[2].parameters()).view(-1)[0] += 1e-6
     assert measures.symmetric(ensemble) == (part == "nothing")
-    assert measures.symmetric(ensemble.sigma_norms().values()) == (
-        part in ("nothing", "head of one member")
-    )
 
 
 def test_a_shared_head_does_not_part_members() -> None:

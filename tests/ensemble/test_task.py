@@ -250,7 +250,7 @@ def test_after_a_regression_predict_refuses_unless_the_task_is_stated() -> None:
 
 
 def test_unknown_tasks_are_named() -> None:
-    with pytest.raises(InputError, match="task is 'multi-label'; expected 'multiclass', 'multila"):
+    with pytest.raises(InputError, match="task is 'multi-label'; expected one of 'multiclass'"):
         sn.convert(base(), M, task="multi-label")
     ens = ensemble()
     with pytest.raises(InputError, match="task is 3; expected"):
@@ -264,7 +264,7 @@ def test_copies_keep_the_task() -> None:
         assert twin.task == "multilabel"
         twin.task = "multiclass"
     assert ens.task == "multilabel"
-    assert ens.report.task == "multilabel"
+    assert ens.report.plan.task == "multilabel"
 
 
 # -- files ---------------------------------------------------------------------------------------

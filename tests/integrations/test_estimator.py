@@ -144,7 +144,7 @@ def test_a_trained_network_is_kept_as_it_was(digits: Arrays) -> None:
     before = {k: v.clone() for k, v in network.state_dict().items()}
     model = small(network=network, convert_options={"train": "members"}).fit(x, y)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
-    assert model.ensemble_.report.init == "preserve"
+    assert model.ensemble_.plan.init == "preserve"
     assert torch.equal(model.ensemble_.network[0].weight, network[0].weight)  # type: ignore[union-attr,arg-type,index,operator]
 
 

@@ -231,7 +231,7 @@ def test_controls_do_not_change_the_ensemble(scratch: Done, tmp_path: Path) -> N
     config.controls = []
     alone = run(config, tmp_path / "alone")
     assert without_times(alone.metrics["rows"]) == without_times(scratch.metrics["rows"])[-1:]
-    assert load_run(alone.folder)[0].report.init == "normal"
+    assert load_run(alone.folder)[0].plan.init == "normal"
 
 
 @pytest.mark.parametrize("name", ["scratch", "pretrained"])
@@ -293,7 +293,7 @@ def test_pretrained_networks_keep_their_function_until_trained(
     assert rows["single_finetuned"]["train_seconds"] > 0
     assert len({rows[m]["nll"] for m in rows}) == 5
     ensemble, _ = load_run(pretrained.folder)
-    assert (ensemble.report.init, ensemble.report.head) == ("preserve", "copy")
+    assert (ensemble.plan.init, ensemble.plan.head) == ("preserve", "copy")
     # One short epoch at a low rate after a long training: as good as the long training.
     assert rows["single"]["accuracy"] > 0.8
     assert rows["sigmanens"]["accuracy"] > 0.8

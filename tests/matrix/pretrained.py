@@ -77,7 +77,7 @@ def compare(entry: Pretrained, folder: Path, n: int, members: int = MEMBERS) -> 
         "n": len(y),
         "members": members,
         "norms": len(ensemble.sigma_norms()),
-        "init": ensemble.report.init,
+        "init": ensemble.plan.init,
         "schedule": ensemble.schedule,
         "accuracy": {who: evaluation.accuracy(p, y) for who, p in log_probs.items()},
         "nll": {who: evaluation.nll(p, y) for who, p in log_probs.items()},

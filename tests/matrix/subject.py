@@ -70,7 +70,7 @@ class Subject:
         generator = torch.Generator().manual_seed(0)
         source = self.base if base is None else base
         ensemble = sn.convert(source, members, generator=generator, **self.entry.options)
-        assert ensemble.report.init == "preserve", ensemble.report.init_reason
+        assert ensemble.plan.init == "preserve", ensemble.report.init_reason
         return ensemble
 
     @cached_property

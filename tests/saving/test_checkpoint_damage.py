@@ -144,7 +144,7 @@ def without_weights(folder: Path) -> None:
         (lambda f: alter(f, format="peft"), "is not a sigmanens checkpoint"),
         (
             lambda f: alter(f, version=99),
-            "format version 99; .* reads versions 1, 2, 3, 4",
+            "format version 99; expected 4",
         ),
         (lambda f: alter(f, temperature=-1.0), "was altered after save_pretrained wrote it"),
         (lambda f: alter(f, plan=meta(f)["plan"] | {"members": 3}), "was altered"),

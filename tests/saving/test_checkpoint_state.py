@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -70,31 +68,6 @@ def test_statistics_that_were_frozen_stay_so_after_loading(frozen: bool, tmp_pat
     assert len(statistics) == 6  # of the converted norm and of the one that is kept
     assert moved & statistics == (set() if frozen else statistics)
     assert moved - statistics
-
-
-@pytest.mark.parametrize(("version", "absent"), [(1, 2), (2, 1), (3, 0)])
-def test_older_checkpoints_are_read_and_freeze_what_they_say(
-    version: int, absent: int, tmp_path: Path
-) -> None:
-    ens = converted()
-    ens.freeze_statistics().save_pretrained(tmp_path)
-    path = tmp_path / "sigmanens.json"
-    content = json.loads(path.read_text())
-    assert content["version"] == 4
-    later = ["frozen_scales", "frozen_statistics"][:absent]  # what came after that version
-    old = {k: v for k, v in content.items() if k not in (*later, "checksum")}
-    old["version"] = version
-    plan = {k: v for k, v in content["plan"].items() if k != "version"}
-    plan["norms"], plan["heads"] = plan.pop("layers"), plan.pop("head_name")
-    assert plan.pop("task") is None
-    old["plan"] = plan
-    checksum = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(old | {"checksum": checksum}))
-    again = sn.load(tmp_path, base=base())
-    assert again.frozen_statistics is (version > 1)
-    assert again.task is None
-    assert same(again.state_dict(), ens.state_dict())
-    assert all(m.logit.requires_grad for m in again.sigma_norms().values())
 
 
 # -- frozen scales -----------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def test_what_is_no_factory_is_refused(tmp_path: Path) -> None:
         Source("resnet10t", {"checkpoint_path": "weights.pth"}, "timm"),
         Source("list_models", {}, "torchvision"),
         Source("fcn_resnet50", {"weights_backbone": "DEFAULT"}, "torchvision"),
+        Source("fcn_resnet50", {}, "torchvision"),
         Source("anything", {}, "pickle"),
     ],
     ids=str,

@@ -48,7 +48,7 @@ def film_ensemble(
     ensemble = convert(base, members, scale="linear", shift=True, **options)
     if gain == 1:
         return ensemble
-    if ensemble.report.init != "normal":
+    if ensemble.plan.init != "normal":
         raise InputError(
             f"gain is {gain}, which would change the function of this pretrained base; expected 1, "
             "or init='normal'"

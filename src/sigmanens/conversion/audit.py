@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
-from sigmanens.conversion.config import LayerSelector, check_selector, matches
-from sigmanens.conversion.refusals import no_norms, some_names, unsupported
-from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rules_for
-from sigmanens.errors import AlreadyConvertedError, NoNormError
+from sigmanens.conversion.config import (
+    ConversionConfig,
+    LayerSelector,
+    matches,
+    some_names,
+    unknown_names,
+)
+from sigmanens.conversion.rules import KeepRule, NormRule, Rule, is_norm, rule_for
+from sigmanens.errors import AlreadyConvertedError, NoNormError, UnsupportedNormError
 from sigmanens.norms import MemberNorm
 
-__all__ = ["ConversionReport", "NormEntry", "audit", "find_norms", "norms_are_trained"]
-
 _IN_HEAD, _UNSELECTED = "inside a head", "not selected"
-_MIXES = "running statistics mix all members"
+MIXES = "running statistics mix all members"
+_KNOWN = "BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm"
 
 
 @dataclass(frozen=True)
@@ -39,31 +43,24 @@ class ConversionReport:
 
     Attributes:
         model: class of the base.
-        members: M.
+        plan: the resolved config, with the schedule and the task as they are now.
         norms: every norm, in the order of registration.
-        init, init_reason: the initialisation, and why it was chosen.
-        scale, shift, head: kinds of scale, shift and head.
-        heads: dotted names of the heads that became one per member.
+        init_reason: why the initialisation was chosen.
+        shift: kind of shift.
+        base_parameters, added_parameters: numbers of parameters.
         regularised, regularised_rule: the paper's choice of norms for the penalty.
-        task: what the outputs are; None (read as multiclass) until it is stated or a loss says it.
         notes: what else a user should know, such as guesses and fallbacks.
     """
 
     model: str
-    members: int
+    plan: ConversionConfig
     norms: list[NormEntry]
-    init: str = ""
+    shift: str
+    base_parameters: int
+    added_parameters: int
+    regularised: tuple[str, ...]
+    regularised_rule: str
     init_reason: str = ""
-    scale: str = "sigmoid"
-    shift: str = ""
-    head: str = ""
-    heads: tuple[str, ...] = ()
-    schedule: str | int = "auto"
-    task: str | None = None
-    base_parameters: int = 0
-    added_parameters: int = 0
-    regularised: tuple[str, ...] = ()
-    regularised_rule: str = ""
     notes: list[str] = field(default_factory=list)
 
     def _names(self, action: str) -> list[str]:
@@ -84,37 +81,28 @@ class ConversionReport:
         """Names of the norms no rule covers."""
         return self._names("refused")
 
-    @property
-    def mixing(self) -> list[str]:
-        """Names of the kept norms whose running statistics are taken over all members together."""
-        return [n.name for n in self.norms if n.reason.endswith(_MIXES)]
-
     def __str__(self) -> str:
         width = max([len(n.name) for n in self.norms] + [4])
         kinds = max([len(n.kind) for n in self.norms] + [5])
-        total = self.base_parameters + self.added_parameters
+        plan, total = self.plan, self.base_parameters + self.added_parameters
         lines = [
-            f"{self.model} as an ensemble of {self.members} members: "
+            f"{self.model} as an ensemble of {plan.members} members: "
             f"{len(self.converted)} norms converted, {len(self.kept)} kept, "
             f"{len(self.refused)} refused",
-            f"  init        {self.init}" + (f" ({self.init_reason})" if self.init_reason else ""),
-            f"  scale       {self.scale}; shift {self.shift}",
-            f"  heads       {self.head}: {', '.join(self.heads) if self.heads else 'one for all'}",
-            f"  schedule    {self.schedule}",
-            f"  task        {self.task or 'multiclass, unless the loss says otherwise'}",
+            f"  init        {plan.init}" + (f" ({self.init_reason})" if self.init_reason else ""),
+            f"  scale       {plan.scale}; shift {self.shift}",
+            f"  heads       {plan.head}: {', '.join(plan.heads) or 'one for all'}",
+            f"  schedule    {plan.schedule}",
+            f"  task        {plan.task or 'multiclass, unless the loss says otherwise'}",
             f"  parameters  {total:,} ({self.base_parameters:,} in the base"
             + (f", × {total / self.base_parameters:.3f})" if self.base_parameters else ")"),
+            f"  penalty     {len(self.regularised)} layers by rule '{self.regularised_rule}'",
+            *(f"  note        {note}" for note in self.notes),
+            f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason",
         ]
-        if self.regularised:
-            rule = f"{len(self.regularised)} layers by rule '{self.regularised_rule}'"
-            lines.append(f"  penalty     {rule}")
-        lines += [f"  note        {n}" for n in self.notes]
-        lines.append(f"  {'norm':<{width}}  {'class':<{kinds}}  {'C':>6}  action     reason")
-        lines += [
-            f"  {n.name or '(root)':<{width}}  {n.kind:<{kinds}}  {n.channels:>6}  {n.action:<9}  "
-            f"{n.reason}"
-            for n in self.norms
-        ]
+        for n in self.norms:
+            name = f"{n.name or '(root)':<{width}}  {n.kind:<{kinds}}"
+            lines.append(f"  {name}  {n.channels:>6}  {n.action:<9}  {n.reason}")
         return "\n".join(lines)
 
 
@@ -133,7 +121,7 @@ def find_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
         )
     found = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if is_norm(m)]
     if not found:
-        raise no_norms(model)
+        raise _no_norms(model)
     return found
 
 
@@ -141,29 +129,23 @@ def audit(
     model: nn.Module,
     layers: LayerSelector,
     head_names: Sequence[str],
-    bypassed: Mapping[str, str] = MappingProxyType({}),
+    bypassed: Mapping[str, str],
 ) -> tuple[list[NormEntry], dict[str, Rule]]:
-    """List every norm of a network with its rule. Nothing is changed.
+    """An entry for every norm and the rule by its name, in the order of registration.
 
-    Args:
-        model: the base.
-        layers: which norms to convert.
-        head_names: heads that become one per member. The norms inside are copied with them.
-        bypassed: norms whose weight the base uses elsewhere, and where. They are kept.
-
-    Returns:
-        an entry for every norm, and the rule by its name, in the order of registration.
+    Norms inside ``head_names`` are copied with their head. ``bypassed`` are norms whose weight the
+    base uses elsewhere, and where; they are kept. Nothing is changed.
 
     Raises:
         AlreadyConvertedError: if σNorm layers are present.
         NoNormError: if there is no norm, or none is selected.
         UnsupportedNormError: if no rule covers a selected norm. It names the norms and reasons.
     """
-    check_selector(layers)
     found = find_norms(model)
     kind = type(model).__name__
     entries: list[NormEntry] = []
-    rules = rules_for(found)
+    probed: dict[Hashable, NormRule | str] = {}
+    rules = {name: rule_for(norm, probed) for name, norm in found}
     first: dict[int, str] = {}
     selected = {id(m) for n, m in found if matches(layers, n, m)}  # tied norms: under any name
     heads = tuple(f"{h}." for h in head_names)
@@ -190,20 +172,24 @@ def audit(
             action, reason = "converted", "" if tied == name else f"tied to '{tied}'"
         entries.append(NormEntry(name, type(module).__name__, channels, action, reason))
     names = [n for n, _ in found]
-    unknown: set[str] = set()
-    if isinstance(layers, Sequence) and not isinstance(layers, str):
-        unknown = set(layers) - set(names)
+    unknown = unknown_names(layers, names)
     if unknown:
         raise NoNormError(
-            f"layers names {', '.join(map(repr, sorted(unknown)))}, which are no norms of this "
+            f"layers names {', '.join(map(repr, unknown))}, which are no norms of this "
             f"{kind}; its norms are {some_names(names)}"
         )
-    refused = [(e.name, e.kind, e.reason) for e in entries if e.action == "refused"]
+    refused = [e for e in entries if e.action == "refused"]
     if refused:
-        others: bool | None = any(isinstance(rule, NormRule) for rule in rules.values())
-        if any(name in bypassed for name, _, _ in refused):
-            others = None
-        raise unsupported(model, refused, len(found), others)
+        them = "it as it is" if len(refused) == 1 else "them as they are"
+        advice = f"\nTo keep {them}, the same for all members, choose other norms with layers=…"
+        if any(e.name in bypassed for e in refused):
+            advice = ""
+        elif not any(isinstance(rule, NormRule) for rule in rules.values()):
+            advice = f"\nThis {kind} has no other norm to convert"
+        raise UnsupportedNormError(
+            f"{len(refused)} of {len(found)} norms of this {kind} cannot be converted:"
+            f"{_listed(refused)}{advice}"
+        )
     if first:
         return entries, rules
     if not selected:
@@ -222,6 +208,41 @@ def audit(
     raise NoNormError(f"no norm of this {kind} can be converted:\n{listed}")
 
 
+def _no_norms(model: nn.Module) -> NoNormError:
+    """The error for a network without a norm. It names weight-standardised convolutions."""
+    kind = type(model).__name__
+    # timm and BiT call convolutions that standardise their weights StdConv2d and the like.
+    standardised = [
+        type(m).__name__
+        for m in model.modules()
+        if isinstance(m, _ConvNd) and any("StdConv" in c.__name__ for c in type(m).__mro__)
+    ]
+    if standardised:
+        return NoNormError(
+            f"this {kind} has no normalisation layers: it standardises the weights of its "
+            f"convolutions instead ({len(standardised)} × {', '.join(sorted(set(standardised)))}). "
+            "σNorm scales normalised activations per member. Take a network with "
+            f"{_KNOWN} layers"
+        )
+    return NoNormError(
+        f"no normalisation layer found in this {kind}: σNorm needs at least one module of the "
+        f"kind {_KNOWN}. A norm that forward calls as a function (such as F.layer_norm) cannot be "
+        "converted: make it a module of the network"
+    )
+
+
+def _listed(refused: Sequence[NormEntry]) -> str:
+    """Every reason once, with its norms."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for e in refused:
+        groups.setdefault((e.kind, e.reason), []).append(e.name)
+    text = ""
+    for (kind, reason), names in groups.items():
+        count = kind if len(names) == 1 else f"{len(names)} × {kind}"
+        text += f"\n  {some_names(names, 4)} ({count}): {reason}"
+    return text
+
+
 def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
     """What becomes of the running statistics of a norm that is not selected."""
     if isinstance(rule, NormRule) and rule.keep is not None:
@@ -229,7 +250,7 @@ def _statistics_of_kept(module: nn.Module, rule: Rule) -> str:
     values = (getattr(module, n, None) for n in ("running_mean", "running_var"))
     unruled = isinstance(rule, str) and any(isinstance(t, Tensor) for t in values)
     mixes = module.track_running_stats if isinstance(module, _NormBase) else unruled
-    return f"; {_MIXES}" if mixes else ""
+    return f"; {MIXES}" if mixes else ""
 
 
 def norms_are_trained(norms: Sequence[nn.Module]) -> tuple[bool, str]:

@@ -9,15 +9,19 @@ whose norms have the names that its library gives them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
-from sigmanens.conversion.config import LayerSelector, check_selector, matches
+from sigmanens.conversion.config import (
+    LayerSelector,
+    check_selector,
+    matches,
+    some_names,
+    unknown_names,
+)
 from sigmanens.errors import DiversityError
 from sigmanens.norms import SigmaNorm
-
-__all__ = ["paper_rule", "select"]
 
 # Names of the norm of a block's feed-forward part. If a block has several, the first here counts.
 _FEED_FORWARD = (
@@ -39,11 +43,7 @@ _FEED_FORWARD = (
 def paper_rule(model: nn.Module, norms: Mapping[str, SigmaNorm]) -> tuple[str, list[str]]:
     """The paper's choice of regularised norms R for a network: the rule's name, and their names.
 
-    If no block is known: "all norms (no known block)", and all names.
-
-    Args:
-        model: the converted network.
-        norms: its converted norms by dotted name.
+    All of ``norms``, the converted ones by dotted name, if no block is known.
     """
     wide = any("wide" in type(m).__name__.lower() for m in model.modules())
     chosen: dict[str, str] = {}
@@ -106,13 +106,10 @@ def _has_convolution(block: nn.Module) -> bool:
 def select(
     model: nn.Module, norms: Mapping[str, SigmaNorm], layers: LayerSelector
 ) -> tuple[str, list[str]]:
-    """Names of the norms that "auto", "all" (or None), a regex, names or a callable choose.
+    """The norms that "auto", "all" (or None), a regex, names or a callable choose.
 
-    Args:
-        model: the converted network.
-        norms: its converted norms by dotted name. A tied norm, used in several places, has its
-            first name here; any of its names selects it.
-        layers: the selector.
+    ``norms`` are the converted ones by dotted name. A tied norm, used in several places, has its
+    first name there; any of its names selects it.
 
     Returns:
         the rule's name and the chosen names in the order of ``norms``.
@@ -133,15 +130,11 @@ def select(
         if isinstance(m, SigmaNorm) and id(m) in first
     }
     picked = {first for n, first in names.items() if matches(layers, n, norms[first])}
-    unknown: list[str] = []
-    if isinstance(layers, Sequence) and not isinstance(layers, str):
-        unknown = sorted(set(layers) - set(names))
+    unknown = unknown_names(layers, names)
     if not picked or unknown:
-        seen = ", ".join(n or "(root)" for n in list(names)[:12])
-        listed = ", ".join(map(repr, unknown))
+        what = f"names {', '.join(map(repr, unknown))}:" if unknown else "selects"
         raise DiversityError(
-            f"layers={layers!r} "
-            + (f"names {listed}: no converted norm" if unknown else "selects no converted norm")
-            + f"; the {len(names)} converted norms are {seen}{', …' if len(names) > 12 else ''}"
+            f"layers={layers!r} {what} no converted norm; the {len(names)} converted norms are "
+            f"{some_names(list(names))}"
         )
     return "given", [n for n in norms if n in picked]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sigmanens.conversion.audit import ConversionReport, NormEntry, audit
+from sigmanens.conversion.audit import MIXES, ConversionReport, NormEntry, audit
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.copying import deep_copy, put
 from sigmanens.conversion.fingerprint import shared_fingerprints, structure
-from sigmanens.conversion.guards import forbid_fusing
+from sigmanens.conversion.guards import switch_off
 from sigmanens.conversion.heads import MemberHeads, member_heads
 from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
 from sigmanens.conversion.rules import NormRule, Rule
@@ -24,13 +23,6 @@ from sigmanens.norms.inits import initial_affine
 from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["Converted", "build"]
-
-_FUSED = (
-    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
-    (nn.TransformerEncoder, "use_nested_tensor", False),
-)
-
 
 @dataclass
 class Converted:
@@ -39,20 +31,16 @@ class Converted:
     Attributes:
         network: the converted network.
         axis: the member axis that all its layers share.
-        plan: how it was built; what a checkpoint stores.
-        report: audit of the conversion.
-        patches: (module, attribute, former value) of what was switched off for the members.
+        report: audit of the conversion, with the plan.
         base_fingerprint: of the shared tensors at conversion, by state-dict key.
         structure: of the network at conversion, to which a checkpoint has to fit.
     """
 
     network: nn.Module
     axis: MemberAxis
-    plan: ConversionConfig
     report: ConversionReport
-    patches: list[tuple[str, str, Any]] = field(default_factory=list)
-    base_fingerprint: dict[str, int] = field(default_factory=dict)
-    structure: Mapping[str, str] | None = None
+    base_fingerprint: dict[str, int]
+    structure: Mapping[str, str]
 
 
 def build(
@@ -63,14 +51,9 @@ def build(
     generator: torch.Generator | None = None,
     audited: tuple[list[NormEntry], Mapping[str, Rule]] | None = None,
 ) -> Converted:
-    """Build the network a plan describes from its base.
+    """Build the network a resolved plan describes, from a copy of its base or from the base itself.
 
-    Args:
-        model: the base.
-        plan: what to build.
-        in_place: change the base itself rather than a copy.
-        generator: source of the random scales and fresh heads.
-        audited: what :func:`sigmanens.conversion.audit.audit` found for it; anew by default.
+    ``audited`` is what :func:`sigmanens.conversion.audit.audit` found for it, anew by default.
 
     Raises:
         ConversionError: if the base has tensors on the meta device, or does not fit the plan.
@@ -83,7 +66,7 @@ def build(
             )
     base_parameters = sum(p.numel() for p in model.parameters())
     if audited is None:
-        audited = audit(model, plan.norms, plan.heads)
+        audited = audit(model, plan.norms, plan.heads, {})
     entries, rules = audited
     kind = type(model)
     axis = MemberAxis(plan.members)
@@ -93,23 +76,16 @@ def build(
     modes = modes_after_train(network)
     for name, new in places:
         network = put(network, name, new)
-    patches = _disable_fused_paths(network)
-    forbid_fusing(network)
+    switch_off(network)
     if plan.train == "members":
         _train_members_only(network)
     norms = {n: m for n, m in network.named_modules() if isinstance(m, SigmaNorm)}
     rule, chosen = paper_rule(network, norms)
     report = ConversionReport(
         model=kind.__name__,
-        members=plan.members,
+        plan=plan,
         norms=entries,
-        init=plan.init,
-        scale=plan.scale,
         shift=_shift_word(norms.values()),
-        head=plan.head,
-        heads=plan.heads,
-        schedule=plan.schedule,
-        task=plan.task,
         base_parameters=base_parameters,
         added_parameters=sum(p.numel() for p in network.parameters()) - base_parameters,
         regularised=tuple(chosen),
@@ -120,6 +96,7 @@ def build(
             "train='members' with head='shared': the one head is no member's own and stays frozen, "
             "as the rest of the base. For heads that train: head='copy' or head='fresh'"
         )
+    mixing = [e.name for e in entries if e.reason.endswith(MIXES)]
     kept = keep_in_evaluation(network, modes)
     if kept:
         report.notes.append(
@@ -127,17 +104,16 @@ def build(
             f"class (first: '{kept[0]}'), which the converted ones are not: they stay in "
             "evaluation mode until their always_evaluates is set to False"
         )
-    if report.mixing:
+    if mixing:
         note = (
-            f"{len(report.mixing)} kept norms (first: '{report.mixing[0]}') take their running "
+            f"{len(mixing)} kept norms (first: '{mixing[0]}') take their running "
             "statistics over all members together, for no rule says how to keep them apart. "
             "Register one with sigmanens.conversion.rules.register_norm, or freeze them with "
             "ens.freeze_statistics()"
         )
         report.notes.append(note)
         warn(note)
-    fingerprints = shared_fingerprints(network)
-    return Converted(network, axis, plan, report, patches, fingerprints, structure(network))
+    return Converted(network, axis, report, shared_fingerprints(network), structure(network))
 
 
 def _replacements(
@@ -201,7 +177,7 @@ def _replacements(
 
 def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) -> nn.Module:
     """Give the new layer its name, the mode, the hooks and the class of the old one."""
-    if not isinstance(new, MemberNorm):
+    if not isinstance(new, MemberNorm):  # by a rule of the user's
         raise ConversionError(
             f"the rule for {type(source).__name__} ('{name}') built a {type(new).__name__}; "
             "expected a SigmaNorm"
@@ -218,22 +194,6 @@ def _settled(new: nn.Module, source: nn.Module, name: str, like: Tensor | None) 
 
 def _floating(t: object) -> bool:
     return isinstance(t, Tensor) and t.is_floating_point()
-
-
-def _disable_fused_paths(network: nn.Module) -> list[tuple[str, str, Any]]:
-    """Keep nn.TransformerEncoder(Layer) from reading norm weights past the σNorms in evaluation.
-
-    Returns what plain networks undo: (module, attribute, former value).
-    """
-    patches: list[tuple[str, str, Any]] = []
-    for name, module in network.named_modules():
-        for kind, attribute, off in _FUSED:
-            if isinstance(module, kind) and any(
-                isinstance(m, MemberNorm) for m in module.modules()
-            ):
-                patches.append((name, attribute, getattr(module, attribute)))
-                setattr(module, attribute, off)
-    return patches
 
 
 def _train_members_only(network: nn.Module) -> None:

@@ -2,19 +2,12 @@
 
 ``convert`` resolves it: the plan that an ensemble keeps names every norm and every head, and says
 "preserve" or "normal" where the user said "auto". A checkpoint stores that plan as JSON.
-
-    >>> config = ConversionConfig(members=4, layers=r"^bn")
-    >>> ens = sn.convert(model, config)
-    >>> ens.plan.layers, ens.plan.init
-    (('bn1', 'bn2'), 'preserve')
-    >>> ConversionConfig.from_dict(json.loads(json.dumps(ens.plan.to_dict()))) == ens.plan
-    True
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -24,14 +17,8 @@ from sigmanens.conversion.heads import HEADS
 from sigmanens.errors import InputError
 from sigmanens.norms.inits import INITS
 
-__all__ = [
-    "ConversionConfig", "LayerSelector",
-    "check_schedule", "check_selector", "check_task", "matches",
-]  # fmt: skip
-
 _VERSION = 1
-_RENAMED = {"norms": "layers", "heads": "head_name"}  # since the checkpoints of formats 1 to 3
-_TASKS = ("multiclass", "multilabel", "regression")
+_SCHEDULES = ("auto", "folded", "sequential")
 LayerSelector = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "head": ("auto", *HEADS),
@@ -39,6 +26,7 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
     "scale": ("sigmoid", "linear"),
     "shift": (True, False, None),
     "train": ("all", "members"),
+    "task": ("multiclass", "multilabel", "regression", None),
 }
 
 
@@ -92,8 +80,13 @@ class ConversionConfig:
                 "a regular expression, a list of dotted names or a callable"
             )
         check_selector(self.layers)
-        check_schedule(self.schedule, self.members)
-        check_task(self.task)
+        numbers = range(1, self.members + 1)
+        exact = type(self.schedule) in (str, int)
+        if not exact or self.schedule not in (*_SCHEDULES, *numbers):
+            raise InputError(
+                f"schedule is {self.schedule!r}; expected {', '.join(map(repr, _SCHEDULES))} or a "
+                f"number of members per pass from 1 to {self.members}"
+            )
         # One form for each value, so that equal configs compare equal and JSON gives them back.
         layers = "all" if self.layers is None else self.layers
         dims = {str(k): v for k, v in self.batch_dims.items()} if self.batch_dims else None
@@ -143,10 +136,8 @@ class ConversionConfig:
             InputError: for an unknown key or version, or a value out of its range.
         """
         values = dict(data)
-        version = values.pop("version", 0)
-        if version == 0:  # in checkpoints of formats 1 to 3
-            values = {_RENAMED.get(k, k): v for k, v in values.items()}
-        elif version != _VERSION:
+        version = values.pop("version", _VERSION)
+        if version != _VERSION:
             raise InputError(
                 f"the conversion config has version {version!r}; expected {_VERSION}. Use "
                 "the sigmanens that wrote it, or a newer one"
@@ -155,24 +146,6 @@ class ConversionConfig:
         if unknown:
             raise InputError(f"the conversion config has unknown keys: {', '.join(unknown)}")
         return cls(**values)
-
-
-def check_schedule(schedule: str | int, members: int) -> None:
-    """Raise InputError unless the schedule is "auto", "folded", "sequential" or 1 … M."""
-    if isinstance(schedule, bool) or not (
-        schedule in ("auto", "folded", "sequential")
-        or (isinstance(schedule, int) and 1 <= schedule <= members)
-    ):
-        raise InputError(
-            f"schedule is {schedule!r}; expected 'auto', 'folded', 'sequential' or a number of "
-            f"members per pass from 1 to {members}"
-        )
-
-
-def check_task(task: str | None) -> None:
-    """Raise InputError unless the task is None or one of multiclass, multilabel or regression."""
-    if task is not None and task not in _TASKS:
-        raise InputError(f"task is {task!r}; expected {', '.join(map(repr, _TASKS))} or None")
 
 
 def check_selector(layers: LayerSelector) -> None:
@@ -198,3 +171,17 @@ def matches(layers: LayerSelector, name: str, module: nn.Module) -> bool:
     if callable(layers):
         return bool(layers(name, module))
     return layers is None or name in layers
+
+
+def unknown_names(layers: LayerSelector, names: Iterable[str]) -> list[str]:
+    """What a list of names holds besides those of the norms; nothing for another selector."""
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        return []
+    return sorted(set(layers) - set(names))
+
+
+def some_names(names: Sequence[str], limit: int = 12) -> str:
+    """The first names of a list, and the number of the others."""
+    shown = ", ".join(name or "(root)" for name in names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["deep_copy", "put"]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -11,8 +11,6 @@ from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.rules import qualified_name
 from sigmanens.norms import MemberBatchNorm, MemberNorm
 
-__all__ = ["fingerprint", "own_keys", "shared_fingerprints", "structure"]
-
 _WRAPPED = "_checkpoint_wrapped_module"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -16,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-
-__all__ = ["FunctionalNorm", "FunctionalNorms"]
 
 _FUNCTIONS = {
     getattr(space, f"{prefix}{name}"): name
@@ -29,43 +26,15 @@ _FUNCTIONS = {
 _QUESTIONS = ("__get__", "dim", "size", "numel", "is_floating_point", "is_complex", "get_device")
 
 
-@dataclass(frozen=True)
-class FunctionalNorm:
-    """One call of a norm outside every norm module.
-
-    Attributes:
-        function: "layer_norm", "rms_norm", "group_norm", "batch_norm" or "instance_norm"; any
-            function if there is an owner.
-        module, kind: dotted name and class of the module whose code makes the call.
-        owner: dotted name of the norm module whose weight or bias the call uses, or None.
-    """
-
-    function: str
-    module: str
-    kind: str
-    owner: str | None
-
-    def __str__(self) -> str:
-        where = f"'{self.module}' ({self.kind})" if self.module else f"this {self.kind}"
-        if self.owner is not None:
-            return f"{self.function}() is called in {where} with the weight of norm '{self.owner}'"
-        note = (
-            f"{self.function}() is called in {where}, not by a norm module: it stays shared by all"
-        )
-        if self.function != "batch_norm":
-            return f"{note} members"
-        return (
-            f"{note} members, and in training its statistics are taken over all members of a pass: "
-            "use schedule='sequential'"
-        )
-
-
 class FunctionalNorms(TorchFunctionMode):
-    """A context that collects in ``found`` the functional norms that a network calls.
+    """A context that collects the functional norms that a network calls.
 
     Args:
         network: the base.
         norms: its norm modules by dotted name (:func:`sigmanens.conversion.audit.find_norms`).
+
+    Attributes:
+        found: every such call in words, and the norm module whose weight or bias it uses, or None.
     """
 
     def __init__(self, network: nn.Module, norms: Mapping[str, nn.Module]) -> None:
@@ -79,12 +48,12 @@ class FunctionalNorms(TorchFunctionMode):
             if isinstance(t, Tensor)
         }
         self._weights = {id(p) for p in network.parameters()}
-        self.found: list[FunctionalNorm] = []
+        self.found: dict[str, str | None] = {}
 
     @property
     def bypassed(self) -> dict[str, str]:
         """Norm modules whose weight is used outside the module, each with the reason it stays."""
-        return {f.owner: str(f) for f in self.found if f.owner is not None}
+        return {owner: text for text, owner in self.found.items() if owner is not None}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -113,6 +82,14 @@ class FunctionalNorms(TorchFunctionMode):
         if not callers or any(id(module) in self._norms for module in callers):
             return
         name, kind = self._names[id(callers[0])], type(callers[0]).__name__
-        call = FunctionalNorm(function, name, kind, owner)
-        if call not in self.found:
-            self.found.append(call)
+        where = f"{function}() is called in " + (f"'{name}' ({kind})" if name else f"this {kind}")
+        if owner is not None:
+            text = f"{where} with the weight of norm '{owner}'"
+        else:
+            text = f"{where}, not by a norm module: it stays shared by all members"
+            if function == "batch_norm":
+                text += (
+                    ", and in training its statistics are taken over all members of a pass: use "
+                    "schedule='sequential'"
+                )
+        self.found[text] = owner

@@ -20,8 +20,6 @@ from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join, map_tensors
 from sigmanens.seeding import own_seed, seeded
 
-__all__ = ["HEADS", "MemberHeads", "find_heads", "fresh_head", "head_lists", "member_heads"]
-
 HEADS = ("fresh", "copy", "shared")
 
 # Attribute under which transformers' and torchvision's classifiers keep their head.
@@ -43,12 +41,7 @@ class MemberHeads(nn.Module):
         if k == 1:
             return self.heads[made.start](*args, **kwargs)
         sizes: list[int] = []
-
-        def look(x: Tensor, _: str) -> Tensor:
-            sizes.extend(x.shape[:1])
-            return x
-
-        map_tensors(look, (args, kwargs))
+        map_tensors(lambda x, _: sizes.extend(x.shape[:1]), (args, kwargs))
         size = sizes[0] // k
 
         def part(i: int) -> Any:
@@ -73,11 +66,7 @@ def head_lists(network: nn.Module, members: int) -> Iterator[tuple[str, nn.Modul
 
 
 def fresh_head(head: nn.Module, where: str) -> nn.Sequential:
-    """Make a LayerNorm and a Linear with the sizes of ``head``, randomly initialised.
-
-    Raises:
-        HeadNotFoundError: if there is no Linear in the head.
-    """
+    """Make a LayerNorm and a Linear with the sizes of ``head``, which has to hold a Linear."""
     linear = last_linear(head)
     if linear is None:
         raise HeadNotFoundError(
@@ -120,10 +109,7 @@ def find_heads(model: nn.Module, head_name: str | Sequence[str] | None, kind: st
 
     The first that is there counts: ``head_name``, timm's ``get_classifier``, the attributes that
     transformers and torchvision use, a Linear that is the last module with parameters. Under
-    ``kind="fresh"`` the last Linear within the head is taken.
-
-    Raises:
-        HeadNotFoundError: if there is none of that name, or none is found.
+    ``kind="fresh"`` the last Linear within the head is taken. Else HeadNotFoundError.
     """
     names = {id(m): n for n, m in reversed(list(model.named_modules()))}
     if head_name is not None:

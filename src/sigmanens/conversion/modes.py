@@ -15,8 +15,6 @@ from torch import nn
 
 from sigmanens.norms import MemberNorm
 
-__all__ = ["keep_in_evaluation", "modes_after_train"]
-
 
 def modes_after_train(network: nn.Module) -> dict[str, bool]:
     """The mode of every module after ``network.train()``, by name; the network is left alone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,22 +10,16 @@ import torch
 from torch import nn
 
 from sigmanens.conversion.copying import deep_copy, put
-from sigmanens.conversion.guards import allow_fusing
+from sigmanens.conversion.guards import switch_on
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.errors import ConversionError, InputError
 from sigmanens.norms import MemberNorm
 from sigmanens.norms.member import adopt_hooks
 from sigmanens.passes.sharing import unshare
 
-__all__ = ["collapse", "member"]
 
-Patches = Sequence[tuple[str, str, Any]]
-
-
-def member(network: nn.Module, patches: Patches, index: int, members: int) -> nn.Module:
-    """A copy of one of M members: a network of the base's class with plain norms and one head.
-
-    ``patches`` is what conversion switched off in the network. It is switched on again.
+def member(network: nn.Module, index: int, members: int) -> nn.Module:
+    """A copy of one of M members: see :meth:`sigmanens.SigmaEnsemble.member`.
 
     Raises:
         InputError: if there is no such member. ConversionError: if the network was moved from the
@@ -34,24 +27,21 @@ def member(network: nn.Module, patches: Patches, index: int, members: int) -> nn
     """
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < members:
         raise InputError(f"member({index!r}): expected an index from 0 to {members - 1}")
-    return _plain(network, patches, slice(index, index + 1))
+    return _plain(network, slice(index, index + 1))
 
 
-def collapse(network: nn.Module, patches: Patches, members: int) -> nn.Module:
-    """One plain network with the scales, shifts, statistics and heads of M members averaged.
-
-    Running statistics become those of the members' mixture: mean of the means; mean variance plus
-    variance of the means.
+def collapse(network: nn.Module, members: int) -> nn.Module:
+    """One plain network with the members averaged: see :meth:`sigmanens.SigmaEnsemble.collapse`.
 
     Raises:
         InputError: if the members' heads differ in structure, or compute their weights from
             parts (weight_norm, spectral_norm, different pruning), whose average is another weight.
     """
-    return _plain(network, patches, slice(0, members))
+    return _plain(network, slice(0, members))
 
 
 @torch.no_grad()
-def _plain(converted: nn.Module, patches: Patches, members: slice) -> nn.Module:
+def _plain(converted: nn.Module, members: slice) -> nn.Module:
     network = deep_copy(converted)
     made: dict[int, nn.Module] = {}
     for name, module in list(network.named_modules(remove_duplicate=False)):
@@ -71,9 +61,7 @@ def _plain(converted: nn.Module, patches: Patches, members: slice) -> nn.Module:
                     "load_state_dict(…) then"
                 )
         network = put(network, name, made[id(module)])
-    for path, attribute, value in patches:
-        setattr(network.get_submodule(path), attribute, value)
-    allow_fusing(network)
+    switch_on(network)
     unshare(network)
     return network
 

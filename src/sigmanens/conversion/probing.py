@@ -24,8 +24,6 @@ from sigmanens.norms.member import without_hooks
 from sigmanens.norms.wrapped import SigmaWrappedNorm
 from sigmanens.seeding import own_random_state, seed_device
 
-__all__ = ["Protocol", "probe", "settings"]
-
 _TOLERANCE = 1e-4
 _ROWS = 3
 _ROWS_DEPTH = 4
@@ -41,13 +39,11 @@ class Protocol:
     """How a norm computes, as a probe found it.
 
     Attributes:
-        shape: S.
         channels_last: True: the last dimensions are scaled; False: dimension 1 is.
         neutral: the weight that leaves the normalised input unchanged: 1 - o.
         tail: names of the submodules that are applied last.
     """
 
-    shape: tuple[int, ...]
     channels_last: bool
     neutral: float
     tail: tuple[str, ...]
@@ -80,7 +76,7 @@ def probe(module: nn.Module) -> Protocol | str:
     ):
         warnings.simplefilter("ignore")
         try:
-            subject = _Subject(module)
+            subject = _Subject(module, device)
         except Exception as e:
             return f"it cannot be copied ({_first_line(e)})"
         fits: dict[tuple[int, bool], Protocol] = {}
@@ -115,16 +111,9 @@ def settings(module: nn.Module) -> Hashable | None:
     own = {k: v for k, v in vars(module).items() if k not in internal}
     if not all(isinstance(v, _PLAIN) for v in own.values()):
         return None
-    parameters = {
-        k: None if p is None else (tuple(p.shape), p.dtype, p.device)
-        for k, p in module._parameters.items()
-    }
-    try:
-        key = (type(module), frozenset(own.items()), frozenset(parameters.items()))
-        hash(key)
-    except TypeError:  # a list within a tuple, say
-        return None
-    return key
+    parameters = module._parameters.items()
+    kinds = [(k, p if p is None else (p.shape, p.dtype, p.device)) for k, p in parameters]
+    return type(module), repr((sorted(own.items()), kinds))
 
 
 def _unfit(module: nn.Module) -> str | None:
@@ -169,18 +158,16 @@ def _shapes(scaled: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
 class _Subject:
     """Two copies of a module in float32: the whole, and one without its submodules."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.whole = without_hooks(module).float().requires_grad_(False)
         shape = _shape(module)
         assert shape is not None
         self.tail = tuple(n for n, _ in self.whole.named_children())
         self.affine_free = self.whole.weight is None
-        self.device = next((t.device for t in self.whole.buffers()), torch.device("cpu"))
+        self.device = device
         if self.affine_free:
-            ones = torch.ones(shape, device=self.device)
+            ones = torch.ones(shape, device=device)
             self.whole.weight = nn.Parameter(ones, requires_grad=False)
-        else:
-            self.device = self.whole.weight.device  # type: ignore[assignment]
         self.bare = copy.deepcopy(self.whole)
         for name in self.tail:
             setattr(self.bare, name, nn.Identity())
@@ -211,7 +198,7 @@ class _Subject:
         self._check(x, y, (weight, bias))
         if self.affine_free and offset:
             raise _Deviation(7, "without a weight it answers otherwise than with a weight of 1")
-        return Protocol(self.shape, last, 1.0 - offset, self.tail)
+        return Protocol(last, 1.0 - offset, self.tail)
 
     def answer(self, affine: _Affine, x: Tensor, training: bool = False) -> Tensor:
         """Output of the module without its tail, of x's shape; raises _Deviation."""

@@ -3,17 +3,11 @@
 A rule holds for its class and for subclasses that inherit its ``forward``. Any other norm is probed
 (:mod:`sigmanens.conversion.probing`). Classes of optional libraries go by their qualified name, so
 that nothing is imported for them.
-
-    >>> class Centre(nn.Module):                        # a norm of one's own: weight ⊙ norm(x)
-    ...     def __init__(self, dim):
-    ...         super().__init__(); self.weight = nn.Parameter(torch.ones(dim))
-    ...     def forward(self, x): return (x - x.mean(-1, keepdim=True)) * self.weight
-    >>> register_norm(Centre)                           # wrapped: normalise once, scale per member
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +36,7 @@ from sigmanens.passes.context import MemberAxis
 
 __all__ = [
     "KeepRule", "NormRule", "Rule", "SigmaWrappedNorm", "is_norm", "qualified_name",
-    "register_norm", "rule_for", "rules_for",
+    "register_norm", "rule_for",
 ]  # fmt: skip
 
 Builder = Callable[[nn.Module, MemberAxis, Affine], SigmaNorm]
@@ -62,21 +56,35 @@ def _weight_from_one(m: nn.Module) -> Tensor | None:
     return 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
+def _shape(m: nn.Module) -> tuple[int, ...]:
+    """S, by the weight of a norm, or by what it declares if it has none."""
+    weight = getattr(m, "weight", None)
+    if isinstance(weight, Tensor):
+        return tuple(weight.shape)
+    for key in ("normalized_shape", "num_features", "num_channels"):
+        declared = getattr(m, key, None)
+        if declared is not None:
+            return tuple(declared) if isinstance(declared, (tuple, list)) else (int(declared),)
+    raise InputError(
+        f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
+    )
+
+
 @dataclass(frozen=True)
 class NormRule:
     """How one class of norms becomes a σNorm.
 
     Attributes:
         build: ``(source, axis, affine) -> SigmaNorm``.
-        shape: gives the shape S of a source norm's parameters.
         keep: ``(source, axis, like) -> MemberNorm`` for a BatchNorm that is kept: its statistics
             must be one set per member. None for norms without statistics.
+        shape: gives the shape S of a source norm's parameters; that of its ``weight`` by default.
         scale: gives the scale (*S) of a source norm, or None for 1; its ``weight`` by default.
     """
 
     build: Builder
-    shape: Callable[[nn.Module], tuple[int, ...]]
     keep: Keeper | None = None
+    shape: Callable[[nn.Module], tuple[int, ...]] = _shape
     scale: Callable[[nn.Module], Tensor | None] = _weight
 
 
@@ -91,60 +99,36 @@ Rule = NormRule | KeepRule | str
 """How a norm is converted; or why it is always kept; or, as a text, why it cannot be converted."""
 
 
-def _channels(m: nn.Module) -> tuple[int, ...]:
-    return (int(getattr(m, "num_features", 0) or getattr(m, "num_channels", 0)),)
-
-
-def _normalized(m: nn.Module) -> tuple[int, ...]:
-    return tuple(m.normalized_shape)  # type: ignore[arg-type]
-
-
-def _of_weight(m: nn.Module) -> tuple[int, ...]:
-    weight = getattr(m, "weight", None)
-    if not isinstance(weight, Tensor):
-        raise InputError(
-            f"a rule for {type(m).__name__} needs shape=…: the module has no 'weight' to tell it"
-        )
-    return tuple(weight.shape)
-
-
 def _activated(
-    build: Callable[..., SigmaNorm],
-    shape: Callable[[nn.Module], tuple[int, ...]],
-    keep: Callable[..., MemberNorm] | None = None,
+    build: Callable[..., SigmaNorm], keep: Callable[..., MemberNorm] | None = None
 ) -> NormRule:
     """The rule for a norm of timm's that drops out and activates what it has normalised."""
     tail = ("drop", "act")
-    return NormRule(partial(build, tail=tail), shape, keep and partial(keep, tail=tail))
+    return NormRule(partial(build, tail=tail), keep and partial(keep, tail=tail))
 
 
 _RULES: dict[type[nn.Module] | str, Rule] = {
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-        NormRule(SigmaBatchNorm, _channels, MemberBatchNorm),
+        NormRule(SigmaBatchNorm, MemberBatchNorm),
     ),
     **dict.fromkeys(
-        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-        NormRule(SigmaInstanceNorm, _channels),
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), NormRule(SigmaInstanceNorm)
     ),
-    nn.LayerNorm: NormRule(SigmaLayerNorm, _normalized),
-    nn.RMSNorm: NormRule(SigmaRMSNorm, _normalized),
-    nn.GroupNorm: NormRule(SigmaGroupNorm, _channels),
-    "torchvision.models.convnext.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
-    "timm.layers.norm.LayerNorm": NormRule(SigmaLayerNorm, _normalized),
-    "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm, _normalized),
-    "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm, _channels),
-    "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm, _channels),
-    **dict.fromkeys(
-        ("timm.layers.norm_act.BatchNormAct2d", "timm.layers.norm_act.SyncBatchNormAct"),
-        _activated(SigmaBatchNorm, _channels, MemberBatchNorm),
-    ),
-    **dict.fromkeys(
-        ("timm.layers.norm_act.GroupNormAct", "timm.layers.norm_act.GroupNorm1Act"),
-        _activated(SigmaGroupNorm, _channels),
-    ),
-    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm, _normalized),
-    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm, _normalized),
+    nn.LayerNorm: NormRule(SigmaLayerNorm),
+    nn.RMSNorm: NormRule(SigmaRMSNorm),
+    nn.GroupNorm: NormRule(SigmaGroupNorm),
+    "torchvision.models.convnext.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm),
+    "timm.layers.norm.LayerNorm": NormRule(SigmaLayerNorm),
+    "timm.layers.norm.LayerNorm2d": NormRule(SigmaChannelsFirstLayerNorm),
+    "timm.layers.norm.GroupNorm": NormRule(SigmaGroupNorm),
+    "timm.layers.norm.GroupNorm1": NormRule(SigmaGroupNorm),
+    "timm.layers.norm_act.BatchNormAct2d": _activated(SigmaBatchNorm, MemberBatchNorm),
+    "timm.layers.norm_act.SyncBatchNormAct": _activated(SigmaBatchNorm, MemberBatchNorm),
+    "timm.layers.norm_act.GroupNormAct": _activated(SigmaGroupNorm),
+    "timm.layers.norm_act.GroupNorm1Act": _activated(SigmaGroupNorm),
+    "timm.layers.norm_act.LayerNormAct": _activated(SigmaLayerNorm),
+    "timm.layers.norm_act.LayerNormAct2d": _activated(SigmaChannelsFirstLayerNorm),
     "timm.layers.grn.GlobalResponseNorm": KeepRule(
         "a response normalisation adds weight ⊙ norm(x) to its input: a gate, no scale"
     ),
@@ -194,7 +178,7 @@ def register_norm(
         raise InputError(f"channels is {channels!r}; expected 'last' or 'first'")
 
     wrap = partial(SigmaWrappedNorm, channels_last=channels == "last")
-    _RULES[cls] = NormRule(build or wrap, shape or _of_weight)
+    _RULES[cls] = NormRule(build or wrap, shape=shape or _shape)
 
 
 def qualified_name(cls: type) -> str:
@@ -223,16 +207,11 @@ def is_norm(module: nn.Module) -> bool:
 _NO_NORMS = (nn.Linear, nn.Embedding, _ConvNd)
 
 
-def rules_for(norms: Iterable[tuple[str, nn.Module]]) -> dict[str, Rule]:
-    """The rule for every norm by its name. Norms of one class and setting are probed once."""
-    probed: dict[Hashable, NormRule | str] = {}
-    return {name: rule_for(norm, probed) for name, norm in norms}
-
-
 def rule_for(module: nn.Module, probed: dict[Hashable, NormRule | str] | None = None) -> Rule:
     """The rule for one norm, see :func:`is_norm`.
 
-    ``probed`` holds results of probes so far, by class and settings. New results are added.
+    ``probed`` holds results of probes so far, by class and settings, so that norms of one class and
+    setting are probed once. New results are added.
     """
     cls = type(module)
     if isinstance(module, LazyModuleMixin):
@@ -275,10 +254,8 @@ def _probed(module: nn.Module, what: str, probed: dict[Hashable, NormRule | str]
     found = probe(module)
     rule: NormRule | str
     if isinstance(found, Protocol):
-        last, neutral, tail = found.channels_last, found.neutral, found.tail
-        build = partial(SigmaWrappedNorm, channels_last=last, neutral=neutral, tail=tail)
-        scale = _weight if neutral else _weight_from_one
-        rule = NormRule(build, lambda _: found.shape, scale=scale)
+        scale = _weight if found.neutral else _weight_from_one
+        rule = NormRule(partial(SigmaWrappedNorm, **vars(found)), scale=scale)
     else:
         rule = (
             f"{what}, and it does not compute weight ⊙ norm(x) + bias: {found}. Register a "

@@ -11,8 +11,7 @@ from sigmanens.diversity.measures import (
     saturation,
     symmetric,
 )
-from sigmanens.diversity.penalty import Diversity
-from sigmanens.diversity.ramp import Ramp
+from sigmanens.diversity.penalty import Diversity, Ramp
 from sigmanens.diversity.theory import (
     flat_range,
     owners_per_doubling,
@@ -23,24 +22,8 @@ from sigmanens.diversity.theory import (
 )
 
 __all__ = [
-    "Diversity",
-    "Finding",
-    "Ramp",
-    "cosine",
-    "diagnose",
-    "disagreement",
-    "dropout_disagreement",
-    "flat_range",
-    "jensen_gap",
-    "owners",
-    "owners_per_channel",
-    "owners_per_doubling",
-    "pairwise_kl",
-    "preferred_owners",
-    "pull_norms",
-    "reached_cosine",
-    "reached_owners",
-    "saturation",
-    "symmetric",
-    "tau_for_owners",
-]
+    "Diversity", "Finding", "Ramp", "cosine", "diagnose", "disagreement", "dropout_disagreement",
+    "flat_range", "jensen_gap", "owners", "owners_per_channel", "owners_per_doubling",
+    "pairwise_kl", "preferred_owners", "pull_norms", "reached_cosine", "reached_owners",
+    "saturation", "symmetric", "tau_for_owners",
+]  # fmt: skip

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DEFAULTS", "DEFAULT_TAU", "DEFAULT_WEIGHT", "Default"]
-
 
 class Default(NamedTuple):
     """τ, λ and the reason for them."""

@@ -7,8 +7,8 @@ calls them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,20 +24,7 @@ from sigmanens.errors import InputError
 from sigmanens.passes.modes import evaluating
 from sigmanens.seeding import device_of, own_random_state, seed_device
 
-__all__ = [
-    "Finding",
-    "diagnose",
-    "dropout_disagreement",
-    "flat_dial",
-    "frozen_partition",
-    "nlls",
-    "one_model",
-    "outweighed_task",
-    "pull_norms",
-    "weak_members",
-]
-
-# Thresholds. A finding carries its numbers, for whoever wants to draw the line elsewhere.
+# Thresholds.
 DISAGREEMENT = 1e-3  # members that disagree on at most this fraction of samples may be one model
 MODULATION = 1e-3  # they are, if the modulation is at most this fraction of the entropy,
 SAME_COSINE = 0.99  # or the cosine of their scales is above this
@@ -53,23 +40,13 @@ class Finding:
     Attributes:
         kind: "one model", "frozen partition", "weak members", "flat dial" or "outweighed task".
         message: the numbers, and what to try.
-        numbers: the numbers by name.
     """
 
     kind: str
     message: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.message
-
-
-_SYMMETRIC = Finding(
-    "one model",
-    "all members have equal scales, shifts and heads: they are one model. Training keeps them so "
-    "unless dropout or split batches part them. Convert with init='preserve' or head='fresh'",
-    {"cosine": 1.0},
-)
 
 
 def one_model(
@@ -88,8 +65,6 @@ def one_model(
     training steps so far, goes into the message.
     """
     when = "" if step is None else f"after {step} steps "
-    numbers = {"disagreement": disagreement, "modulation": modulation, "entropy": entropy}
-    numbers |= {} if math.isnan(cosine) else {"cosine": cosine}
     scales = "" if math.isnan(cosine) else f", cosine of the scales {cosine:.3f}"
     advice = (
         "Averaging gains little so far. Train longer, or the scales faster (scale_lr_mult), raise "
@@ -102,14 +77,13 @@ def one_model(
             f"{modulation:.2g} of {entropy:.2g} nats"
         )
     elif disagreement < dropout:
-        numbers["dropout"] = dropout
         what = (
             "the members differ less than one of them does from itself under dropout: "
             f"disagreement {disagreement:.4f} against {dropout:.4f}"
         )
     else:
         return None
-    return Finding("one model", f"{when}{what}{scales}. {advice}", numbers)
+    return Finding("one model", f"{when}{what}{scales}. {advice}")
 
 
 def frozen_partition(
@@ -128,7 +102,6 @@ def frozen_partition(
         "where they hardly move any more. The penalty decided this before the task could. Lower "
         "its weight or the rate of the scales (scale_lr_mult), raise tau, or delay it: "
         "Diversity(weight=Ramp(…, start=0.25, length=0.25))",
-        {"cosine": cosine, "saturation": saturation},
     )
 
 
@@ -147,7 +120,6 @@ def weak_members(member_nll: float, ensemble_nll: float, single_nll: float) -> F
         f"ensemble is behind at {ensemble_nll:.3f}. Train longer, new heads faster (head_lr_mult=M "
         "under SGD), or take fewer members, a higher tau or a lower weight, so that they share "
         "more channels",
-        {"lost": lost, "gained": gained, "member_nll": member_nll, "single_nll": single_nll},
     )
 
 
@@ -168,7 +140,6 @@ def flat_dial(tau: float, members: int) -> Finding | None:
         "flat dial",
         f"tau={tau:g} lies where the dial is flat: doubling it moves the owners that the penalty "
         f"alone reaches by {slope:.2f} of {owners:.2f} ({members} members). {advice}",
-        {"tau": tau, "slope": slope, "owners": owners},
     )
 
 
@@ -186,7 +157,6 @@ def outweighed_task(penalty: float, task: float, *, tau: float, weight: float) -
         f"{penalty:.2g} and {task:.2g} at tau={tau:g}, weight={weight:g}): it shares out the "
         f"channels by chance. To weigh as much as the task, weight would be {weight / ratio:.1g}; "
         "or raise tau, or delay the penalty with Diversity(weight=Ramp(…))",
-        {"penalty": penalty, "task": task, "ratio": ratio},
     )
 
 
@@ -238,12 +208,9 @@ def nlls(member_log_probs: Tensor, labels: Tensor) -> tuple[float, float]:
 def dropout_disagreement(ensemble: nn.Module, x: Any, seed: int = 0) -> float:
     """Fraction of samples on which a member differs from itself under two masks of dropout.
 
-    Mean over members; 0 without dropout layers. Modes and random states are put back.
-
-    Args:
-        ensemble: maps inputs to member logits (M, B, C).
-        x: a tensor, a tuple of positional or a mapping of keyword inputs.
-        seed: of the masks.
+    Mean over members; 0 without dropout layers. Modes and random states are put back. From x, a
+    tensor, a tuple of positional or a mapping of keyword inputs, the ensemble makes logits
+    (M, B, C).
     """
     layers = [m for m in ensemble.modules() if isinstance(m, _DropoutNd) and m.p > 0]
     if not layers:
@@ -271,9 +238,6 @@ def diagnose(
 ) -> list[Finding]:
     """Find what is wrong with an ensemble's diversity, from what you can give.
 
-        >>> for finding in sn.diversity.diagnose(ens, diversity=diversity):
-        ...     print(finding.kind, finding)
-
     Args:
         ensemble: the ensemble.
         diversity: the penalty of its training.
@@ -300,7 +264,7 @@ def diagnose(
         return []
     found: list[Finding | None] = []
     if measures.symmetric(ensemble):
-        found.append(_SYMMETRIC)
+        found.append(Finding("one model", measures.SYMMETRIC))
     elif member_log_probs is not None:
         prediction = Prediction.from_logits(member_log_probs.detach().double())
         uncertainties = [float(t.mean()) for t in (prediction.modulation, prediction.entropy)]

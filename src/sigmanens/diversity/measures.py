@@ -3,90 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.conversion.blocks import select
 from sigmanens.conversion.config import LayerSelector
+from sigmanens.diversity.theory import mean_cosine
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
 from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import DiversityError, InputError, NonFiniteError
 from sigmanens.norms import SigmaNorm
 
-__all__ = [
-    "cosine",
-    "disagreement",
-    "jensen_gap",
-    "owners",
-    "owners_per_channel",
-    "pairwise_kl",
-    "saturation",
-    "symmetric",
-]
-
-Source = SigmaEnsemble | Iterable[SigmaNorm]
+SYMMETRIC = (
+    "all members have equal scales, shifts and heads: they are one model. Task and penalty give "
+    "each of them the same gradient, and they stay so unless dropout or split batches part them. "
+    "Convert with init='preserve' or head='fresh'"
+)
 
 SLICE_ELEMENTS = 2**22  # float64 values of one slice of samples at most (32 MiB)
 
 
-# -- measures on scales --------------------------------------------------------------------------
-
-
-def _norms(source: Source, layers: LayerSelector) -> list[SigmaNorm]:
-    if isinstance(source, Iterable) and not isinstance(source, nn.Module):
-        given = list(source)
-        wrong = [
-            f"a {type(m).__name__} among the layers" for m in given if not isinstance(m, SigmaNorm)
-        ]
-        if wrong or not given:
-            got = [*wrong, "no layer"][0]
-            raise InputError(f"got {got}; expected a SigmaEnsemble or its σNorm layers")
-        return given
-    ensemble = as_ensemble(source)
+def _norms(ensemble: SigmaEnsemble, layers: LayerSelector) -> list[SigmaNorm]:
+    ensemble = as_ensemble(ensemble)
     norms = ensemble.sigma_norms()
     return [norms[n] for n in select(ensemble.network, norms, layers)[1]]
 
 
-def _gates(source: Source, layers: LayerSelector) -> Tensor | None:
+def _gates(ensemble: SigmaEnsemble, layers: LayerSelector) -> Tensor | None:
     """σ(γ) of all channels of the layers, (M, N), detached; None for linear scales."""
-    norms = _norms(source, layers)
+    norms = _norms(ensemble, layers)
     if any(m.kind != "sigmoid" for m in norms):
         return None
     return torch.cat([m.gates().detach().flatten(1) for m in norms], 1)
 
 
-def cosine(source: Source, layers: LayerSelector = "all") -> float:
+def cosine(ensemble: SigmaEnsemble, layers: LayerSelector = "all") -> float:
     """Mean over layers and member pairs of cos(σ(γ_a), σ(γ_b)), in [0, 1] (arXiv 2607.23860).
 
     1 means that all members have the same scales. Independent γ ~ N(0, 1) give about 0.85. NaN for
-    M = 1. Linear scales are taken as they are, and their cosine may be negative.
-
-    Args:
-        source: an ensemble, or σNorm layers.
-        layers: which layers of an ensemble, as in :class:`Diversity`; all converted by default.
+    M = 1. Linear scales are taken as they are, and their cosine may be negative. ``layers`` are as
+    in :class:`Diversity`; all converted norms by default.
     """
     values = []
-    for norm in _norms(source, layers):
-        unit = F.normalize(norm.gates().detach().flatten(1).double(), dim=1)
-        a, b = torch.triu_indices(len(unit), len(unit), 1, device=unit.device)
-        values.append(float((unit @ unit.T)[a, b].mean()))
+    for norm in _norms(ensemble, layers):
+        values.append(float(mean_cosine(norm.gates().detach().flatten(1).double())))
     return sum(values) / len(values)
 
 
-def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor:
+def owners_per_channel(ensemble: SigmaEnsemble, layers: LayerSelector = "auto") -> Tensor:
     """Number of members with σ(γ) > ½ for each channel of the norms: (N,), int64.
 
-    Args:
-        source: an ensemble, or σNorm layers.
-        layers: which layers of an ensemble, as in :class:`Diversity`; the regularised by default.
+    ``layers`` are as in :class:`Diversity`; those of the paper's rule by default.
 
     Raises:
         DiversityError: for linear scales, for which owners are not defined.
     """
-    gates = _gates(source, layers)
+    gates = _gates(ensemble, layers)
     if gates is None:
         raise DiversityError(
             "owners are defined for sigmoid scales; this ensemble has scale='linear'. Use cosine, "
@@ -95,42 +69,38 @@ def owners_per_channel(source: Source, layers: LayerSelector = "auto") -> Tensor
     return (gates > 0.5).sum(0)
 
 
-def owners(source: Source, layers: LayerSelector = "auto") -> float:
+def owners(ensemble: SigmaEnsemble, layers: LayerSelector = "auto") -> float:
     """Mean of :func:`owners_per_channel`, 0 … M; NaN for linear scales."""
-    gates = _gates(source, layers)
+    gates = _gates(ensemble, layers)
     return math.nan if gates is None else float((gates > 0.5).sum(0).double().mean())
 
 
-def saturation(source: Source, layers: LayerSelector = "auto", margin: float = 0.02) -> float:
+def saturation(
+    ensemble: SigmaEnsemble, layers: LayerSelector = "auto", margin: float = 0.02
+) -> float:
     """Fraction of scales closer than ``margin`` to 0 or 1, where the sigmoid has hardly a gradient.
 
     NaN for linear scales. Arguments as for :func:`owners_per_channel`.
     """
-    s = _gates(source, layers)
+    s = _gates(ensemble, layers)
     return math.nan if s is None else float(((s < margin) | (s > 1 - margin)).double().mean())
 
 
-def symmetric(source: Source) -> bool:
-    """Whether all members have equal scales (and, for an ensemble, equal shifts and heads).
+def symmetric(ensemble: SigmaEnsemble) -> bool:
+    """Whether all members have equal scales, shifts and heads.
 
     Task and penalty give equal members the same gradient. They stay equal in training, unless
     dropout or ``forward(split=True)`` parts them. One member alone is not symmetric.
     """
-    norms = _norms(source, "all")
+    ensemble = as_ensemble(ensemble)
+    norms = ensemble.sigma_norms().values()
     tensors: list[Tensor] = [m.logit for m in norms]
     tensors += [m.shift for m in norms if isinstance(m.shift, nn.Parameter)]
     if tensors[0].shape[0] < 2 or not all(bool((t == t[:1]).all()) for t in tensors):
         return False
-    if not isinstance(source, nn.Module):
-        return True
-    for heads in as_ensemble(source).member_heads().values():
-        for same in zip(*(h.parameters() for h in heads.heads), strict=True):
-            if not all(torch.equal(same[0], other) for other in same[1:]):
-                return False
-    return True
-
-
-# -- measures on predictions ---------------------------------------------------------------------
+    heads = [h.heads for h in ensemble.member_heads().values()]
+    alike = [same for each in heads for same in zip(*(h.parameters() for h in each), strict=True)]
+    return all(torch.equal(same[0], other) for same in alike for other in same[1:])
 
 
 def disagreement(member_log_probs: Tensor) -> float:
@@ -188,7 +158,7 @@ def jensen_gap(member_log_probs: Tensor, labels: Tensor) -> float:
     expected = (member_log_probs.shape[1], *member_log_probs.shape[3:])
     if not isinstance(labels, Tensor) or labels.shape != expected or labels.dtype != torch.int64:
         raise InputError(
-            f"labels are {_described(labels)}; expected int64 class indices of shape {expected}"
+            f"labels are {described(labels)}; expected int64 class indices of shape {expected}"
         )
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
@@ -209,12 +179,12 @@ def _check_members(member_log_probs: Tensor) -> None:
     fits = isinstance(member_log_probs, Tensor) and member_log_probs.is_floating_point()
     if not fits or member_log_probs.dim() < 3 or member_log_probs.numel() == 0:
         raise InputError(
-            f"member predictions are {_described(member_log_probs)}; expected a float "
+            f"member predictions are {described(member_log_probs)}; expected a float "
             "tensor (M, B, C, …) with no dimension of size 0, as in Prediction.member_log_probs"
         )
 
 
-def _described(x: object) -> str:
+def described(x: object) -> str:
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 

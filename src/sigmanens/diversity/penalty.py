@@ -18,8 +18,8 @@ for networks of any size. L and L' differ by a constant if :math:`\Lambda = \lam
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,14 +29,12 @@ from torch import Tensor
 from sigmanens.conversion.blocks import select
 from sigmanens.conversion.config import LayerSelector
 from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
-from sigmanens.diversity.measures import symmetric
+from sigmanens.diversity.measures import SYMMETRIC, symmetric
 from sigmanens.diversity.theory import check_temperature, is_number
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
-from sigmanens.errors import DiversityError, SigmaNensWarning
+from sigmanens.errors import DiversityError, warn
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import whole
-
-__all__ = ["Diversity", "gap", "log_softmax_sum"]
 
 Dial = float | Callable[[float], float]
 
@@ -95,7 +93,7 @@ class Diversity:
         """Check a setting; choose layers anew, or compute what τ and λ are now."""
         if name in ("tau", "weight"):
             value = _checked(name, value)
-        elif name == "progress" and value is not None and not _is_share(value):
+        elif name == "progress" and not (value is None or (is_number(value) and 0 <= value <= 1)):
             raise DiversityError(
                 f"progress is {value!r}; expected a number from 0 to 1: step / total steps"
             )
@@ -103,7 +101,11 @@ class Diversity:
         if name == "layers":
             self._chosen.clear()
         elif name in ("tau", "weight", "progress") and "progress" in vars(self):
-            self._set_now()
+            at = self.progress
+            # Tensors where they change, so that compiled graphs do not.
+            self._now: tuple[float | Tensor, float | Tensor] | None = None
+            if at is not None or not self.moves:
+                self._now = _value("tau", self.tau, at), _value("weight", self.weight, at)
 
     @property
     def moves(self) -> bool:
@@ -124,13 +126,6 @@ class Diversity:
         tau, weight = self._settings()
         return float(tau), float(weight)
 
-    def _set_now(self) -> None:
-        """τ and λ at the present progress: tensors where they change, so that graphs do not."""
-        at = self.progress
-        self._now: tuple[float | Tensor, float | Tensor] | None = None
-        if at is not None or not self.moves:
-            self._now = _value("tau", self.tau, at), _value("weight", self.weight, at)
-
     def _settings(self) -> tuple[float | Tensor, float | Tensor]:
         if self._now is None:
             name = "tau" if callable(self.tau) else "weight"
@@ -149,11 +144,12 @@ class Diversity:
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
         """The regularised norms. They are chosen and checked at the first use of an ensemble."""
         if ensemble not in self._chosen:
-            self._chosen[ensemble] = self._choose(ensemble)
+            self._check(ensemble)
+            self._chosen[ensemble] = self.chosen(ensemble)[1]
         found = [ensemble.network.get_submodule(n) for n in self._chosen[ensemble]]
         return [m for m in found if isinstance(m, SigmaNorm)]
 
-    def _choose(self, ensemble: SigmaEnsemble) -> list[str]:
+    def _check(self, ensemble: SigmaEnsemble) -> None:
         if ensemble.num_members == 1:
             raise DiversityError(
                 "the ensemble has one member, and the penalty compares members. Use members ≥ 2, "
@@ -165,16 +161,8 @@ class Diversity:
                 f"the penalty is defined for sigmoid scales; '{linear[0]}' has scale='linear'. "
                 "Use convert(scale='sigmoid'), or diversity=None for the FiLM-Ensemble control"
             )
-        names = self.chosen(ensemble)[1]
         if not torch.compiler.is_compiling() and self.active and symmetric(ensemble):
-            warnings.warn(
-                "all members have equal scales, shifts and heads: task and penalty give each of "
-                "them the same gradient. They stay one model unless dropout or split batches part "
-                "them. Convert with init='preserve' or head='fresh'",
-                SigmaNensWarning,
-                stacklevel=4,
-            )
-        return names
+            warn(SYMMETRIC)
 
     def __call__(self, ensemble: SigmaEnsemble) -> Tensor:
         """The penalty: (), float32 or wider, also under autocast.
@@ -194,8 +182,45 @@ class Diversity:
         return f"Diversity(tau={tau}, weight={weight}, layers={self.layers!r}, form={self.form!r})"
 
 
-def _is_share(value: object) -> bool:
-    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+@dataclass(frozen=True)
+class Ramp:
+    r"""A function of the training's progress: 0 until ``start``, then a line up to ``value``.
+
+    .. math:: f(p) = \mathrm{value} \cdot \min\big(1, \max(0, (p - \mathrm{start}) /
+              \mathrm{length})\big)
+
+    With ``length`` 0 it jumps to ``value`` at ``start``, 0 to 1.
+
+        >>> weight = Ramp(0.01, start=0.25, length=0.5)
+        >>> [weight(p) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        [0.0, 0.0, 0.005, 0.01, 0.01]
+
+    Raises:
+        DiversityError: if ``value`` is no number, or a share lies outside 0 to 1.
+    """
+
+    value: float
+    start: float = 0.0
+    length: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not is_number(self.value):
+            raise DiversityError(f"value of the ramp is {self.value!r}; expected a number")
+        for name in ("start", "length"):
+            share = getattr(self, name)
+            if not is_number(share) or not 0 <= share <= 1:
+                raise DiversityError(
+                    f"{name} of the ramp is {share!r}; expected a share of the training from 0 "
+                    "to 1: steps / total steps"
+                )
+
+    def __call__(self, progress: float) -> float:
+        """The number at a progress of 0 to 1."""
+        if progress < self.start:
+            return 0.0
+        if self.length == 0:
+            return float(self.value)
+        return self.value * min(1.0, (progress - self.start) / self.length)
 
 
 def _checked(name: str, value: Any, where: str = "") -> Any:
@@ -234,15 +259,6 @@ def gap(s: Tensor, tau: float | Tensor) -> Tensor:
     At τ ≥ 0.1 expm1 and log1p keep the digits of a small gap. Below, e^{1/τ} may overflow.
     """
     centred = (s - s.mean(0)) / tau
-    if isinstance(tau, Tensor):
-        low = (tau < 0.1).to(s.device)
-        return tau * torch.where(low, _log_mean_exp(centred), _log1p_mean(centred.clamp(max=10)))
-    return tau * (_log_mean_exp(centred) if tau < 0.1 else _log1p_mean(centred))
-
-
-def _log_mean_exp(x: Tensor) -> Tensor:
-    return torch.logsumexp(x, 0) - math.log(x.shape[0])
-
-
-def _log1p_mean(x: Tensor) -> Tensor:
-    return torch.log1p(torch.expm1(x).mean(0))
+    precise = torch.log1p(torch.expm1(centred.clamp(max=10)).mean(0))
+    stable = torch.logsumexp(centred, 0) - math.log(len(s))
+    return tau * torch.where(torch.as_tensor(tau < 0.1, device=s.device), stable, precise)

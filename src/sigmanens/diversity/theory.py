@@ -8,7 +8,9 @@ minimises. Descent from γ ~ N(0, 1) *reaches* a larger number, which is simulat
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 from numbers import Integral, Real
 
@@ -16,21 +18,6 @@ import torch
 from torch import Tensor
 
 from sigmanens.errors import DiversityError
-
-__all__ = [
-    "FLAT",
-    "check",
-    "check_members",
-    "check_temperature",
-    "descend",
-    "flat_range",
-    "is_number",
-    "owners_per_doubling",
-    "preferred_owners",
-    "reached_cosine",
-    "reached_owners",
-    "tau_for_owners",
-]
 
 _PER_DECADE = 6
 _GRID = tuple(0.02 * 10 ** (i / _PER_DECADE) for i in range(3 * _PER_DECADE + 1))  # τ = 0.02 … 20
@@ -68,40 +55,63 @@ def preferred_owners(tau: float, members: int) -> int:
     return max(range(1, members), key=value)
 
 
-def descend(
-    tau: Tensor,
+def force(s: Tensor, tau: float | Tensor, weight: float) -> Tensor:
+    r"""Force :math:`-\partial L/\partial s_m = (\lambda/\tau)(M p_m - 1)` on each scale s = σ(γ).
+
+    p is the softmax of s/τ over the members, so that a member rises if and only if it lies above
+    the soft maximum of its channel; on γ the force is s (1 - s) times as large
+    (arXiv 2607.23860). s (…, M, N) → (…, M, N).
+    """
+    return weight / tau * (s.shape[-2] * torch.softmax(s / tau, -2) - 1)
+
+
+def full_sharing_pull(tau: float, members: int, weight: float) -> float:
+    r"""Worth of a channel to a member, in nats of loss, above which all M members share it.
+
+    :math:`\lambda [1/\tau + M \log(1 - (1 - e^{-1/\tau})/M)]`. The penalty rises by so much when
+    the last member joins the others at σ(γ) = 1.
+    """
+    return weight * (1 / tau + members * math.log1p(math.expm1(-1 / tau) / members))
+
+
+def descent(
+    tau: float | Tensor,
     members: int,
     channels: int,
     *,
-    lr: float = 10.0,
+    weight: float = 1e-2,
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
     steps: int = 2000,
     seed: int = 0,
-) -> Tensor:
-    """Train scales by SGD on the penalty alone, from γ ~ N(0, 1): λ = 10⁻², momentum 0.9.
+) -> Iterator[Tensor]:
+    """Train on the penalty alone from γ ~ N(0, 1): σ(γ) (M, N) at the start and after each step.
 
-    Args:
-        tau: temperatures (T,); all have the same start.
-        members: M.
-        channels: N channels.
-        lr: learning rate of γ.
-        steps: SGD steps.
-        seed: of the start.
-
-    Returns:
-        σ(γ) (T, M, N).
+    Several temperatures (T, 1, 1) have the same start and give (T, M, N). ``optimizer`` makes the
+    optimizer of [γ], without weight decay; by default SGD as for the paper's CNNs: rate 0.1 × 100,
+    momentum 0.9. ``weight`` is λ of the "sum" form.
     """
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(members, channels, generator=generator)
-    gamma = start.expand(len(tau), members, channels).clone()
-    velocity = torch.zeros_like(gamma)
-    t = tau.view(-1, 1, 1)
-    for _ in range(steps):
+    gamma = torch.randn(members, channels, generator=torch.Generator().manual_seed(seed))
+    if isinstance(tau, Tensor):
+        gamma = gamma.expand(len(tau), members, channels).clone()
+    rule = (optimizer or partial(torch.optim.SGD, lr=10.0, momentum=0.9))([gamma])
+    for step in range(steps + 1):
         s = torch.sigmoid(gamma)
-        p = torch.softmax(s / t, 1)
-        gradient = 1e-2 / t * s * (1 - s) * (1 - members * p)
-        velocity.mul_(0.9).add_(gradient)
-        gamma.sub_(velocity, alpha=lr)
-    return torch.sigmoid(gamma)
+        yield s
+        if step < steps:
+            gamma.grad = -s * (1 - s) * force(s, tau, weight)
+            rule.step()
+
+
+def mean_cosine(s: Tensor) -> Tensor:
+    """Mean cosine of pairs of members: (…, M, N) → (…), float64."""
+    a, b = torch.triu_indices(s.shape[-2], s.shape[-2], 1, device=s.device)
+    unit = torch.nn.functional.normalize(s, dim=-1)
+    return (unit @ unit.mT)[..., a, b].double().mean(-1)
+
+
+def steps_to(path: Sequence[float], cosine: float) -> int | None:
+    """The first step of a path of cosines with at most this one; None if there is none."""
+    return next((step for step, at in enumerate(path) if at <= cosine), None)
 
 
 @lru_cache(maxsize=16)
@@ -111,13 +121,11 @@ def _reached(members: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     cosines: list[float] = []
     # Whatever the default device is, and whether the first call comes under autocast.
     with torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        a, b = torch.triu_indices(members, members, 1)
         # In groups of τ small enough for the state to stay in the processor's cache.
         for taus in torch.tensor(_GRID).split(max(1, 32 // members)):
-            s = descend(taus, members, _CHANNELS)
-            unit = torch.nn.functional.normalize(s, dim=2)
+            (s,) = deque(descent(taus.view(-1, 1, 1), members, _CHANNELS), maxlen=1)
             counts += (s > 0.5).sum(1).double().mean(1).tolist()
-            cosines += (unit @ unit.transpose(1, 2))[:, a, b].double().mean(1).tolist()
+            cosines += mean_cosine(s).tolist()
     return tuple(counts), tuple(cosines)
 
 
@@ -132,7 +140,7 @@ def _interpolated(tau: float, values: tuple[float, ...]) -> float:
 def reached_owners(tau: float, members: int) -> float:
     """Mean owners per channel after training on the penalty alone from γ ~ N(0, 1).
 
-    The first call for an M simulates a grid of τ with :func:`descend`, which takes a second or two.
+    The first call for an M simulates a grid of τ by :func:`descent`, which takes a second or two.
     Values between are interpolated in log τ; outside τ = 0.02 … 20 they are constant. At a high τ
     the penalty hardly acts, and 2,000 steps end near the start.
 

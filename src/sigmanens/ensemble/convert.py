@@ -197,11 +197,11 @@ def _convert(
                 "init='paper' with copied heads: all members are equal, and training keeps them "
                 "so. Use head='fresh' or init='preserve'"
             )
-        ensemble.report.notes += [str(f) for f in functional.found]
+        ensemble.report.notes += functional.found
         if example is not None:
             ensemble.check(example, expected)
     for found in functional.found:
-        warnings.warn(str(found), SigmaNensWarning, stacklevel=3)
+        warnings.warn(found, SigmaNensWarning, stacklevel=3)
     return ensemble
 
 

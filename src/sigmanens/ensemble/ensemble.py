@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
-from sigmanens.conversion.config import check_task
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
@@ -34,10 +33,9 @@ from sigmanens.errors import InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.modes import evaluating, training
-from sigmanens.saving.checkpoint import Saved, load_into, save
+from sigmanens.saving.checkpoint import Saved, check_values, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
 from sigmanens.saving.source import Source
-from sigmanens.saving.structure import check_values
 
 __all__ = ["SigmaEnsemble", "as_ensemble", "load"]
 
@@ -79,12 +77,11 @@ class SigmaEnsemble(nn.Module):
 
     def __init__(self, converted: Converted) -> None:
         super().__init__()
-        network, plan = converted.network, converted.plan
+        network, plan = converted.network, converted.report.plan
         self.network = network
         self.axis = converted.axis
         self.plan = plan
         self.report = converted.report
-        self.patches = converted.patches
         self.base_fingerprint = converted.base_fingerprint
         self.structure = converted.structure
         self.training = network.training
@@ -203,9 +200,8 @@ class SigmaEnsemble(nn.Module):
 
     @task.setter
     def task(self, task: str | None) -> None:
-        check_task(task)
         self.plan = replace(self.plan, task=task)
-        self.report.task = task
+        self.report.plan = replace(self.plan, schedule=self.schedule)
 
     def sigma_norms(self) -> dict[str, SigmaNorm]:
         """The converted norms by dotted name within the network; tied ones once."""
@@ -489,8 +485,7 @@ class SigmaEnsemble(nn.Module):
             saved,
             directory,
             shared,
-            structure=self.structure,
-            patches=self.patches,
+            made=self.structure,
             factory=factory,
         )
 
@@ -525,7 +520,7 @@ class SigmaEnsemble(nn.Module):
         Raises:
             InputError: unless ``index`` is 0 … M-1.
         """
-        return member(self.network, self.patches, index, self.num_members)
+        return member(self.network, index, self.num_members)
 
     def collapse(self) -> nn.Module:
         """One plain network with the members' scales, shifts, statistics and heads averaged.
@@ -537,7 +532,7 @@ class SigmaEnsemble(nn.Module):
         Raises:
             InputError: if the members' heads differ in structure.
         """
-        return collapse(self.network, self.patches, self.num_members)
+        return collapse(self.network, self.num_members)
 
 
 def load(directory: str | Path, base: nn.Module | None = None) -> SigmaEnsemble:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from sigmanens.conversion.audit import ConversionReport
-from sigmanens.conversion.config import check_schedule
 from sigmanens.ensemble.compiled import alone, can_be_alone, is_compiled, uncompiled
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
@@ -68,8 +68,8 @@ class Runner:
 
     @schedule.setter
     def schedule(self, schedule: str | int) -> None:
-        check_schedule(schedule, self.axis.num_members)
-        self._schedule = self.report.schedule = schedule
+        self.report.plan = replace(self.report.plan, schedule=schedule)
+        self._schedule = schedule
 
     # -- passes ----------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,10 +15,8 @@ import torch
 from torch import Tensor
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensWarning
+from sigmanens.errors import ExportError, InputError, MissingPackageError, warn
 from sigmanens.export.program import BATCH, OUTPUTS, Task, reason
-
-__all__ = ["export_onnx"]
 
 TOLERANCE = 1e-4
 INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
@@ -125,11 +122,9 @@ def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str]
 def _verify(task: Task, path: Path) -> None:
     """Compare the file with its module, on one row and on more than were traced."""
     if find_spec("onnxruntime") is None:
-        warnings.warn(
+        warn(
             f"{path.name} was not compared with the ensemble: onnxruntime is not installed "
-            "(pip install 'sigmanens[onnx]'). verify=False says that this is meant",
-            SigmaNensWarning,
-            stacklevel=3,
+            "(pip install 'sigmanens[onnx]'). verify=False says that this is meant"
         )
         return
     runtime = import_module("onnxruntime")

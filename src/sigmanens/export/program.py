@@ -20,8 +20,6 @@ from sigmanens.ensemble.prediction import Prediction, logits_of
 from sigmanens.errors import ExportError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = ["BATCH", "OUTPUTS", "InferenceModule", "Task", "export_program", "reason"]
-
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
 BATCH = "batch"
 
@@ -88,13 +86,7 @@ class PlainModule(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to export: a module and the inputs to trace it on.
-
-    Attributes:
-        module: a copy of the ensemble, in evaluation mode, with its batch dimensions declared.
-        inputs: a batch of at least 2.
-        names: the name of every input, in order.
-    """
+    """What there is to export: a copy of the ensemble, at least 2 rows, and the inputs' names."""
 
     module: nn.Module
     inputs: Inputs
@@ -131,7 +123,9 @@ class Task:
             inputs = inputs.expand(2)
         declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
         plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
-        copied = SigmaEnsemble(Converted(twin.network, twin.axis, plan, twin.report, twin.patches))
+        report = replace(twin.report, plan=plan)
+        shared = twin.base_fingerprint, twin.structure
+        copied = SigmaEnsemble(Converted(twin.network, twin.axis, report, *shared))
         copied.temperature = twin.temperature
         k = twin.num_members if members is None else members
         names = _input_names(twin.network, inputs.tree)

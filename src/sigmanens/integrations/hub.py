@@ -113,10 +113,10 @@ def model_card(
         tags=["sigmanens", "ensemble", "uncertainty", "calibration"],
     )
     base = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "its base"
-    report, members = ensemble.report, ensemble.num_members
+    report, plan, members = ensemble.report, ensemble.plan, ensemble.num_members
     facts = [
         f"{members} members on one {kind.__name__}; {len(report.converted)} normalisation layers "
-        f"with scales per member ({report.scale}, init {report.init}), heads: {report.head}",
+        f"with scales per member ({plan.scale}, init {plan.init}), heads: {plan.head}",
         f"{report.base_parameters + report.added_parameters:,} parameters, of which "
         f"{report.added_parameters:,} are added by the members",
         f"task: {ensemble.task or 'multiclass'}",

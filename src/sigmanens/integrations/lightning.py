@@ -16,7 +16,8 @@ from sigmanens.ensemble.inputs import call_arguments
 from sigmanens.ensemble.prediction import logits_of
 from sigmanens.errors import InputError
 from sigmanens.integrations.scores import Scores
-from sigmanens.training.loss import EnsembleLoss, param_groups
+from sigmanens.training.groups import param_groups
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "EnsembleModule"]
 

@@ -25,7 +25,8 @@ from sigmanens.errors import InputError, warn
 from sigmanens.integrations.classification import EnsembleForClassification, EnsembleOutput
 from sigmanens.integrations.hub import save_folder
 from sigmanens.saving.checkpoint import is_checkpoint
-from sigmanens.training.loss import EnsembleLoss, check_optimizer, param_groups
+from sigmanens.training.groups import check_optimizer, param_groups
+from sigmanens.training.loss import EnsembleLoss
 
 __all__ = ["EnsembleForClassification", "EnsembleOutput", "EnsembleTrainer"]
 

@@ -15,13 +15,6 @@ import torch
 
 from sigmanens.diversity import theory
 from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
-from sigmanens.diversity.forces import (
-    equal_sharing_curvature,
-    force,
-    full_sharing_pull,
-    steps_to,
-    trajectory,
-)
 from sigmanens.errors import ConfigError
 
 __all__ = ["ExplainConfig", "Explanation", "Setting", "as_config", "explain"]
@@ -112,7 +105,6 @@ class Explanation:
         settings: the asked τ among others, by rising τ.
         steep: τ between which τ steers the owners; None: nowhere.
         full_sharing: task pull in nats per member above which all members keep a channel.
-        equal_sharing: curvature in nats of the task above which equal members stay equal.
         path: cosine after each optimizer step, from 0 on.
         milestones: step at which the cosine has halved, and has fallen to 0.5, 0.29 and 0.1; None
             if it does not within the simulated steps.
@@ -123,7 +115,6 @@ class Explanation:
     settings: list[Setting]
     steep: tuple[float, float] | None
     full_sharing: float
-    equal_sharing: float
     path: list[float]
     milestones: dict[str, int | None]
 
@@ -151,20 +142,21 @@ def explain(config: ExplainConfig) -> Explanation:
     generator = torch.Generator().manual_seed(0)
     gamma = torch.randn(members, config.channels, generator=generator)
     settings = [_setting(t, members, weight, gamma) for t in sorted({*TAUS, tau})]
-    path = trajectory(
-        tau, members, weight, _optimizer(config), channels=config.channels, steps=config.steps
+    optimizer = _optimizer(config)
+    states = theory.descent(
+        tau, members, config.channels, weight=weight, optimizer=optimizer, steps=config.steps
     )
-    start = float(path[0])
-    milestones = {f"{start / 2:.2f} (half)": steps_to(path, start / 2)}
-    milestones |= {f"{cosine:g}": steps_to(path, cosine) for cosine in MILESTONES}
+    path = [float(theory.mean_cosine(s)) for s in states]
+    half = path[0] / 2
+    milestones = {f"{half:.2f} (half)": theory.steps_to(path, half)}
+    milestones |= {f"{cosine:g}": theory.steps_to(path, cosine) for cosine in MILESTONES}
     return Explanation(
         config,
         next(s for s in settings if s.tau == tau),
         settings,
         theory.flat_range(members),
-        full_sharing_pull(tau, members, weight),
-        equal_sharing_curvature(tau, weight),
-        path.tolist(),
+        theory.full_sharing_pull(tau, members, weight),
+        path,
         milestones,
     )
 
@@ -181,7 +173,7 @@ def _optimizer(config: ExplainConfig) -> Callable[[list[torch.Tensor]], torch.op
 
 def _setting(tau: float, members: int, weight: float, gamma: torch.Tensor) -> Setting:
     s = torch.sigmoid(gamma)
-    pull = s * (1 - s) * force(s, tau, weight)
+    pull = s * (1 - s) * theory.force(s, tau, weight)
     leads = s == s.amax(0)
     slope = theory.owners_per_doubling(tau, members)
     return Setting(

@@ -240,8 +240,10 @@ def _scales(network: nn.Module | None) -> dict[str, Any]:
         counts = measures.owners_per_channel(network)
         found["owners"] = torch.bincount(counts, minlength=size).tolist()
         found["owners_by_layer"] = {
-            name: torch.bincount(measures.owners_per_channel([norm]), minlength=size).tolist()
-            for name, norm in norms.items()
+            name: torch.bincount(
+                measures.owners_per_channel(network, [name]), minlength=size
+            ).tolist()
+            for name in norms
         }
         found["saturation"] = measures.saturation(network)
     return found

@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -32,14 +31,8 @@ from sigmanens.errors import CheckpointError, ConversionError, InputError
 from sigmanens.norms import SigmaNorm
 from sigmanens.norms.scales import is_sharded
 from sigmanens.saving.source import Source, find_source
-from sigmanens.saving.structure import check_structure, check_values
 
-__all__ = ["FORMAT_VERSION", "Saved", "is_checkpoint", "load", "load_into", "save", "write_atomic"]
-
-FORMAT_VERSION = 4
-# Version 1 does not say whether statistics are frozen, 1 and 2 not which scales: none. Up to 3 the
-# plan has no version and no task, and "norms" and "heads" for "layers" and "head_name".
-_READ = (1, 2, 3, 4)
+_VERSION = 4
 _JSON = "sigmanens.json"
 
 
@@ -56,31 +49,23 @@ class Saved:
 
     plan: ConversionConfig
     base_fingerprint: Mapping[str, int]
-    temperature: float = 1.0
-    frozen_statistics: bool = False
+    temperature: float
+    frozen_statistics: bool
 
 
 def save(
     network: nn.Module,
     saved: Saved,
     directory: str | Path,
-    shared: str = "auto",
+    shared: str,
     *,
-    structure: Mapping[str, str] | None = None,
-    patches: Sequence[tuple[str, str, Any]] = (),
-    factory: str | Source | None = None,
+    made: Mapping[str, str],
+    factory: str | Source | None,
 ) -> Path:
-    """Save a converted network: see :meth:`sigmanens.SigmaEnsemble.save_pretrained`.
+    """Save a converted network, ``made`` being its structure at conversion.
 
-    Args:
-        network: a converted network.
-        saved: what the checkpoint says besides the tensors.
-        directory, shared, factory: as there.
-        structure: of the network at conversion.
-        patches: what conversion switched off in it.
-
-    Raises:
-        CheckpointError, InputError: as there. An older checkpoint then stays whole.
+    Arguments and errors are those of :meth:`sigmanens.SigmaEnsemble.save_pretrained`. After an
+    error an older checkpoint is whole.
     """
     if factory is not None and shared != "always":
         raise InputError(
@@ -95,12 +80,8 @@ def save(
             "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint and "
             "load them into an ensemble of one process, which can be saved (docs/scale.md)"
         )
-    check_values(network)
-    if structure is not None:
-        check_structure(network, structure)
-    own = own_keys(network)
-    now = shared_fingerprints(network)
-    base = saved.base_fingerprint
+    check_structure(network, made)
+    now, base = shared_fingerprints(network), saved.base_fingerprint
     changed = sorted(k for k in now if now[k] != base.get(k))
     if changed and shared == "never":
         raise CheckpointError(
@@ -112,19 +93,19 @@ def save(
     source = None
     if extra == set(now):
         try:
-            plain = member(network, patches, 0, saved.plan.members)
+            plain = member(network, 0, saved.plan.members)
             source = find_source(plain, saved.plan, factory)
         except (InputError, ConversionError):  # a norm that has no plain form
             if factory is not None:
                 raise
     state = network.state_dict().items()
-    kept = {k: v for k, v in state if k in own | extra and isinstance(v, Tensor)}
+    kept = {k: v for k, v in state if k in own_keys(network) | extra and isinstance(v, Tensor)}
     payload = save_tensors({k: v.detach().cpu().contiguous().clone() for k, v in kept.items()})
     digest = hashlib.sha256(payload).hexdigest()
     weights = f"sigmanens-{digest[:16]}.safetensors"
     meta = {
         "format": "sigmanens",
-        "version": FORMAT_VERSION,
+        "version": _VERSION,
         "plan": saved.plan.to_dict(),
         "temperature": saved.temperature,
         "frozen_statistics": saved.frozen_statistics,
@@ -138,7 +119,7 @@ def save(
     }
     meta["checksum"] = _checksum(meta)
     folder = Path(directory)
-    made, new = not folder.exists(), not (folder / weights).exists()
+    absent, new = not folder.exists(), not (folder / weights).exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / weights, payload)
@@ -147,7 +128,7 @@ def save(
         with contextlib.suppress(OSError):
             if new:
                 (folder / weights).unlink(missing_ok=True)
-            if made:
+            if absent:
                 folder.rmdir()
         raise CheckpointError(
             f"could not save to {folder}: {e.strerror or e}. What was there before is unchanged"
@@ -158,23 +139,57 @@ def save(
     return folder / weights
 
 
+def check_values(network: nn.Module) -> None:
+    """Raise CheckpointError for a network with tensors on the meta device."""
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{len(empty)} tensors lie on the meta device and have no values (first: "
+            f"'{empty[0]}'). Load them before you save"
+        )
+
+
+def check_structure(network: nn.Module, made: Mapping[str, str]) -> None:
+    """Raise CheckpointError if layers or tensors were changed since ``made``, the conversion.
+
+    The error names the first that was added, removed, replaced, resized or parametrised.
+    """
+    now = structure(network)
+    what = next((key for key in (*made, *now) if made.get(key) != now.get(key)), None)
+    if what is None:
+        return
+    if what in made and what in now:
+        change = f"{what} was {made[what]} and is {now[what]}"
+    elif what in made:
+        change = f"{what}, {made[what]}, was removed"
+    else:
+        change = f"{what}, {now[what]}, was added"
+    raise CheckpointError(
+        f"this {type(network).__name__} was changed after its conversion: {change}. A checkpoint "
+        "is loaded by converting the base again, which would not have the change. Nothing was "
+        "written. Undo it before you save (parametrisations: torch.nn.utils.parametrize."
+        "remove_parametrizations; older ones: torch.nn.utils.remove_weight_norm, "
+        "remove_spectral_norm, prune.remove; adapters: merge_and_unload), make it in the base and "
+        "convert that, or keep the members as plain networks: ens.member(i)"
+    )
+
+
 def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converted, Saved]:
     """Build the saved network on a copy of its base, or on a new one: see :func:`sigmanens.load`.
 
     Scale logits that were frozen while the rest was trained are frozen again.
     """
     folder = Path(directory)
-    meta = _read_meta(folder)
+    meta, saved, tensors = _read(folder)
     anew = base is None
     base = _new_base(folder, meta) if base is None else base
-    saved = _saved(folder, meta)
     try:
         converted = build(base, saved.plan, generator=torch.Generator().manual_seed(0))
     except (ConversionError, InputError, KeyError) as e:
         raise CheckpointError(
             f"the checkpoint in {folder} does not fit this {type(base).__name__}: {e}"
         ) from e
-    tensors = _read_weights(folder, meta)
     if anew:
         _like_the_saved(converted, tensors)
     ours = converted.base_fingerprint
@@ -188,7 +203,7 @@ def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converte
                 f"'{wrong[0]}' does not take the saved values. Give base=…"
             )
     converted.base_fingerprint = dict(saved.base_fingerprint)
-    for name in meta.get("frozen_scales", ()):
+    for name in meta["frozen_scales"]:
         norm = converted.network.get_submodule(name)
         assert isinstance(norm, SigmaNorm)
         norm.logit.requires_grad_(False)
@@ -197,7 +212,7 @@ def load(directory: str | Path, base: nn.Module | None = None) -> tuple[Converte
 
 def _new_base(folder: Path, meta: Mapping[str, Any]) -> nn.Module:
     """The base with random weights, in evaluation mode."""
-    source = meta.get("source")
+    source = meta["source"]
     if source is None:
         why = f"does not say how to make the {meta['base_class']} it was made on"
         lacking = set(meta["base"]) - set(meta["shared"])
@@ -226,22 +241,13 @@ def load_into(
     base_fingerprint: Mapping[str, int],
     directory: str | Path,
 ) -> Saved:
-    """Put a saved state into a network that was converted alike, in place.
+    """Put a saved state into a network, and return what the checkpoint says besides the tensors.
 
-    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. After an error the network is as it was.
-
-    Args:
-        network: of the same base, converted in the same way or loaded from such a checkpoint.
-        plan: how it was built.
-        base_fingerprint: of its shared tensors at conversion.
-        directory: folder written by :func:`save`.
-
-    Returns:
-        what the checkpoint says besides the tensors.
+    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. ``plan`` and ``base_fingerprint`` are those
+    of the network's own conversion. After an error the network is as it was.
     """
     folder = Path(directory)
-    meta = _read_meta(folder)
-    saved = _saved(folder, meta)
+    meta, saved, tensors = _read(folder)
     for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
         if mine != theirs and not (key == "task" and None in (mine, theirs)):
@@ -249,22 +255,10 @@ def load_into(
                 f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
             )
-    tensors = _read_weights(folder, meta)
-    ours = shared_fingerprints(network)
-    _fill(network, set(meta["shared"]), saved, tensors, ours, base_fingerprint)
+    _fill(
+        network, set(meta["shared"]), saved, tensors, shared_fingerprints(network), base_fingerprint
+    )
     return saved
-
-
-def _saved(folder: Path, meta: Mapping[str, Any]) -> Saved:
-    try:
-        return Saved(
-            ConversionConfig.from_dict(meta["plan"]),
-            {k: int(v, 16) for k, v in meta["base"].items()},
-            float(meta["temperature"]),
-            bool(meta.get("frozen_statistics", False)),
-        )
-    except (InputError, KeyError) as e:
-        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
 
 
 def is_checkpoint(directory: str | Path) -> bool:
@@ -330,6 +324,31 @@ def _frozen_scales(network: nn.Module) -> list[str]:
     return [n for n, m in norms if not m.logit.requires_grad]
 
 
+def _read(folder: Path) -> tuple[dict[str, Any], Saved, dict[str, Tensor]]:
+    """The JSON of a checkpoint, what it says, and the tensors."""
+    meta = _read_meta(folder)
+    try:
+        saved = Saved(
+            ConversionConfig.from_dict(meta["plan"]),
+            {k: int(v, 16) for k, v in meta["base"].items()},
+            float(meta["temperature"]),
+            bool(meta["frozen_statistics"]),
+        )
+    except (InputError, KeyError) as e:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be read: {e}") from e
+    path = folder / Path(str(meta["weights"])).name
+    try:
+        payload = path.read_bytes()
+    except OSError as e:
+        raise CheckpointError(f"the weights {path} cannot be read: {e.strerror or e}") from e
+    if hashlib.sha256(payload).hexdigest() != meta["sha256"]:
+        raise CheckpointError(
+            f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
+            "truncated or altered. Copy the folder again"
+        )
+    return meta, saved, load_tensors(payload)
+
+
 def _read_meta(folder: Path) -> dict[str, Any]:
     path = folder / _JSON
     try:
@@ -342,10 +361,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {e}") from e
     if not isinstance(meta, Mapping) or meta.get("format") != "sigmanens":
         raise CheckpointError(f"{path} is not a sigmanens checkpoint")
-    if meta.get("version") not in _READ:
+    if meta.get("version") != _VERSION:
         raise CheckpointError(
-            f"{path} has format version {meta.get('version')!r}; this sigmanens reads versions "
-            f"{', '.join(map(str, _READ))}. Use the sigmanens that wrote it, or a newer one"
+            f"{path} has format version {meta.get('version')!r}; expected {_VERSION}. Use the "
+            "sigmanens that wrote it"
         )
     if meta.get("checksum") != _checksum(meta):
         raise CheckpointError(
@@ -359,23 +378,6 @@ def _checksum(meta: Mapping[str, Any]) -> str:
     """SHA-256 of what a checkpoint's JSON says, in one canonical form."""
     content = {k: v for k, v in meta.items() if k != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _read_weights(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    path = folder / Path(str(meta["weights"])).name
-    try:
-        payload = path.read_bytes()
-    except OSError as e:
-        raise CheckpointError(f"the weights {path} cannot be read: {e.strerror or e}") from e
-    if hashlib.sha256(payload).hexdigest() != meta["sha256"]:
-        raise CheckpointError(
-            f"{path} ({len(payload):,} bytes) does not have the digest its {_JSON} names: it was "
-            "truncated or altered. Copy the folder again"
-        )
-    try:
-        return load_tensors(payload)
-    except SafetensorError as e:
-        raise CheckpointError(f"{path} is no readable safetensors file: {e}") from e
 
 
 def write_atomic(path: Path, payload: bytes) -> None:

@@ -23,10 +23,6 @@ from sigmanens.conversion.heads import last_linear
 from sigmanens.errors import CheckpointError, InputError, MissingPackageError
 from sigmanens.seeding import own_random_state
 
-__all__ = ["Source", "find_source"]
-
-# Other keyword arguments of these libraries read files or download weights.
-_OPTIONS = {"timm": {"num_classes", "in_chans", "img_size"}, "torchvision": {"num_classes"}}
 _SIMPLE = (bool, int, float, str, tuple, type(None))
 _PASSING = ("training", "name_or_path", "gradient_checkpointing", "grad_checkpointing")
 
@@ -48,11 +44,9 @@ class Source:
     kind: str = "factory"
 
     def make(self, dtype: str, device: str = "cpu") -> nn.Module:
-        """The network, its weights random. Torch's random state is left as it was.
+        """The network in a dtype such as "float32", its weights random; on "meta" without values.
 
-        Args:
-            dtype: of its floating-point tensors, "float32" for instance.
-            device: where to make it; "meta" makes the structure alone.
+        Torch's random state is left as it was.
 
         Raises:
             MissingPackageError: without the library. CheckpointError: if the name is not one that
@@ -61,9 +55,6 @@ class Source:
         make = _MAKERS.get(self.kind)
         if make is None or not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise CheckpointError(f"the network was made by {self}, which is unknown. Give base=…")
-        odd = set(self.options) - _OPTIONS.get(self.kind, set(self.options))
-        if odd:
-            raise CheckpointError(f"{self} has options that are not passed on: {sorted(odd)}")
         library = self.name.partition(".")[0].partition(":")[0]
         library = library if self.kind == "factory" else self.kind
         if find_spec(library) is None:
@@ -82,11 +73,16 @@ class Source:
         return f"{self.kind} {self.name!r}"
 
 
-def _timm(name: str, /, **options: Any) -> Any:
+# Other keyword arguments of these libraries read files or download weights.
+
+
+def _timm(name: str, /, num_classes: int, in_chans: Any = None, img_size: Any = None) -> Any:
     timm = import_module("timm")
     if not timm.is_model(name):  # others are names on a hub
         raise CheckpointError(f"timm has no model {name!r}")
-    return timm.create_model(name, pretrained=False, **options)
+    return timm.create_model(
+        name, pretrained=False, num_classes=num_classes, in_chans=in_chans, img_size=img_size
+    )
 
 
 def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -> Any:
@@ -103,11 +99,11 @@ def _transformers(name: str, /, config: dict[str, Any], attention: str | None) -
     return cls(made)
 
 
-def _torchvision(name: str, /, **options: Any) -> Any:
+def _torchvision(name: str, /, num_classes: int) -> Any:
     models = import_module("torchvision.models")
-    if name not in models.list_models():
-        raise CheckpointError(f"torchvision has no model {name!r}")
-    return models.get_model(name, weights=None, **options)
+    if name not in models.list_models(module=models):  # others load weights of a backbone
+        raise CheckpointError(f"torchvision has no classifier {name!r}")
+    return models.get_model(name, weights=None, num_classes=num_classes)
 
 
 def _factory(name: str, /, **options: Any) -> Any:
@@ -123,11 +119,8 @@ def _factory(name: str, /, **options: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "timm": _timm,
-    "transformers": _transformers,
-    "torchvision": _torchvision,
-    "factory": _factory,
-}
+    "timm": _timm, "transformers": _transformers, "torchvision": _torchvision, "factory": _factory,
+}  # fmt: skip
 
 
 def find_source(
@@ -135,11 +128,8 @@ def find_source(
 ) -> dict[str, Any] | None:
     """What a checkpoint says of how to make its base anew: the source and the dtype.
 
-    Args:
-        plain: one member as a plain network.
-        plan: of the conversion.
-        factory: what the user named. None looks among timm, transformers and torchvision, and
-            gives None where they make no such network.
+    ``plain`` is one member as a plain network. Where the user names no ``factory``, timm,
+    transformers and torchvision are asked; None if they make no such network.
 
     Raises:
         CheckpointError: if the factory makes another network. InputError: if it cannot be found
@@ -160,16 +150,14 @@ def find_source(
             raise CheckpointError(f"the factory {source.name!r} makes another network: {odd}")
         return asdict(source) | {"dtype": dtype}
     for source in _candidates(plain):
-        try:
-            json.dumps(source.options)
+        for device in ("meta", "cpu"):  # some models read numbers while they are made
             try:
-                made = source.make(dtype, "meta")
-            except CheckpointError:  # the model reads numbers while it is made
-                made = source.make(dtype)
-        except (CheckpointError, TypeError, ValueError):
-            continue
-        if _odd(plain, made, plan) is None:
-            return asdict(source) | {"dtype": dtype}
+                made = source.make(dtype, device)
+            except CheckpointError:
+                continue
+            if _odd(plain, made, plan) is None:
+                return asdict(source) | {"dtype": dtype}
+            break
     return None
 
 
@@ -180,28 +168,28 @@ def _candidates(plain: nn.Module) -> list[Source]:
     if library == "transformers":
         config: Any = plain.config
         attention = getattr(config, "_attn_implementation", None)
-        options = {"config": json.loads(config.to_json_string(use_diff=False))}
-        return [Source(cls.__name__, options | {"attention": attention}, library)]
+        made = {"config": json.loads(config.to_json_string(use_diff=False)), "attention": attention}
+        return [Source(cls.__name__, made, library)]
+    if library not in ("timm", "torchvision"):
+        return []
     last = last_linear(plain)
-    classes = getattr(plain, "num_classes", None if last is None else last.out_features)
-    if library == "timm":
-        described: Any = getattr(plain, "pretrained_cfg", None) or {}
-        name = described.get("architecture") if isinstance(described, Mapping) else None
-        first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
-        options = {"num_classes": classes}
-        if first is not None and first.in_channels != 3:
-            options["in_chans"] = first.in_channels
-        sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
-        sizes: list[dict[str, Any]] = [{}, *([] if sized is None else [{"img_size": list(sized)}])]
-        return [Source(str(name), options | size, library) for size in sizes] if name else []
+    classes = getattr(plain, "num_classes", 0 if last is None else last.out_features)
+    options: dict[str, Any] = {"num_classes": int(classes or 0)}
     if library == "torchvision":
         models = import_module("torchvision.models")
         return [
-            Source(name, {"num_classes": classes}, library)
+            Source(name, options, library)
             for name in models.list_models(module=models)
             if inspect.signature(models.get_model_builder(name)).return_annotation is cls
         ]
-    return []
+    described: Any = getattr(plain, "pretrained_cfg", None)
+    name = described.get("architecture") if isinstance(described, Mapping) else None
+    first = next((m for m in plain.modules() if isinstance(m, nn.Conv2d)), None)
+    if first is not None and first.in_channels != 3:
+        options["in_chans"] = first.in_channels
+    sized = getattr(getattr(plain, "patch_embed", None), "img_size", None)
+    sizes = [{}] if sized is None else [{}, {"img_size": list(sized)}]
+    return [Source(str(name), options | size, library) for size in sizes]
 
 
 def _odd(plain: nn.Module, made: nn.Module, plan: ConversionConfig) -> str | None:

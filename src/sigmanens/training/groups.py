@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -13,10 +12,8 @@ from sigmanens.conversion.heads import head_lists
 from sigmanens.conversion.rules import is_norm
 from sigmanens.diversity.theory import is_number
 from sigmanens.ensemble.ensemble import SigmaEnsemble, as_ensemble
-from sigmanens.errors import InputError, SigmaNensWarning
+from sigmanens.errors import InputError, warn
 from sigmanens.norms import SigmaBatchNorm, SigmaNorm
-
-__all__ = ["check_optimizer", "param_groups"]
 
 
 def param_groups(
@@ -63,11 +60,9 @@ def param_groups(
         factors |= dict.fromkeys(("heads_decay", "heads_no_decay"), float(head_lr_mult))
         of_heads = _of_heads(ensemble)
         if not of_heads and any(isinstance(m, SigmaEnsemble) for m in ensemble.modules()):
-            warnings.warn(
+            warn(
                 f"head_lr_mult is {head_lr_mult}, but the members share one head: it is a weight "
-                "like others. Leave head_lr_mult out, or convert with head='copy' or 'fresh'",
-                SigmaNensWarning,
-                stacklevel=2,
+                "like others. Leave head_lr_mult out, or convert with head='copy' or 'fresh'"
             )
     sets: dict[str, list[nn.Parameter]] = {n: [] for n in factors}
     scales = {id(m.logit): m for m in ensemble.modules() if isinstance(m, SigmaNorm)}
@@ -79,7 +74,9 @@ def param_groups(
                 continue
             seen.add(id(p))
             if id(p) in scales:
-                sets[_scale_group(scales[id(p)])].append(p)
+                norm = scales[id(p)]
+                kind = "scales_batch_norm" if isinstance(norm, SigmaBatchNorm) else "scales"
+                sets[kind if norm.kind == "sigmoid" else "scales_linear"].append(p)
                 continue
             undecayed = p.dim() < 2 or key == "bias" or id(p) in spared
             undecayed |= is_norm(module) or isinstance(module, SigmaNorm)
@@ -112,12 +109,6 @@ def _of_heads(network: nn.Module) -> set[int]:
     counts = [(m, getattr(m, "num_members", None)) for m in network.modules()]
     lists = [head_lists(m, count) for m, count in counts if isinstance(count, int)]
     return {id(p) for found in lists for _, heads in found for p in heads.parameters()}
-
-
-def _scale_group(norm: SigmaNorm) -> str:
-    if norm.kind != "sigmoid":
-        return "scales_linear"
-    return "scales_batch_norm" if isinstance(norm, SigmaBatchNorm) else "scales"
 
 
 def _check_number(name: str, value: float, positive: bool = False) -> None:
@@ -167,5 +158,5 @@ def check_optimizer(ensemble: SigmaEnsemble, optimizer: torch.optim.Optimizer) -
             "scheduler max_lr=[g['lr'] for g in groups]"
         )
     for problem in problems:
-        warnings.warn(problem, SigmaNensWarning, stacklevel=2)
+        warn(problem)
     return problems

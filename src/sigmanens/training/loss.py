@@ -20,12 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
+from sigmanens.diversity.measures import described
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning
-from sigmanens.training.groups import check_optimizer, param_groups
+from sigmanens.errors import InputError, NonFiniteError, SigmaNensWarning, warn
 from sigmanens.training.recognition import labels_are_several, task_of_loss
-
-__all__ = ["EnsembleLoss", "check_optimizer", "param_groups"]
 
 
 class EnsembleLoss:
@@ -116,7 +114,7 @@ class EnsembleLoss:
                 its ensemble, or an ensemble of another task.
             NonFiniteError: if the loss is NaN or infinite.
         """
-        if self._penalised and ensemble is None:
+        if ensemble is None and self.diversity is not None and self.diversity.active:
             raise InputError(
                 "this loss has a diversity penalty, which needs the ensemble: "
                 "loss_fn(logits, y, ensemble)"
@@ -143,7 +141,7 @@ class EnsembleLoss:
         """Mean over the members of their own losses: (); arguments as above."""
         if not isinstance(logits, Tensor) or logits.dim() < 3 or not logits.is_floating_point():
             raise InputError(
-                f"logits are {_described(logits)}; expected a float tensor (M, B, C, …) as the "
+                f"logits are {described(logits)}; expected a float tensor (M, B, C, …) as the "
                 "ensemble returns (for a model output, pass its .logits; one logit per sample is "
                 "(B, 1))"
             )
@@ -157,7 +155,7 @@ class EnsembleLoss:
         labels = y.split(size) if split else [y] * members
         if self.stated_task is None and not self._several:
             self._several = labels_are_several(logits[0], labels[0], class_dim)
-        total: Tensor | None = None
+        parts: list[Tensor] = []
         for own, target in zip(logits.unbind(0), labels, strict=True):
             if class_dim != 1:
                 own = own.movedim(class_dim, 1)
@@ -165,12 +163,12 @@ class EnsembleLoss:
             loss = self.loss(own, target, **extra)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 raise InputError(
-                    f"the loss function returned {_described(loss)}; expected a scalar tensor, the "
+                    f"the loss function returned {described(loss)}; expected a scalar tensor, the "
                     "mean over samples (reduction='mean')"
                 )
-            # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
-            total = loss / members if total is None else total + loss / members
-        assert total is not None
+            parts.append(loss / members)
+        # As SigmaEnsemble.backward adds them up, member by member: the same to the last bit.
+        total = sum(parts[1:], parts[0])
         self._check_finite(total, logits)
         return total
 
@@ -191,11 +189,9 @@ class EnsembleLoss:
         why = f"the loss is {_name(self.loss)}"
         if said is None and known is None and self._several:
             said, why = "multilabel", "labels are 0 and 1 with several, or none, in a row"
-            warnings.warn(
+            warn(
                 f"the task is taken to be multilabel: {why}. Say it with "
-                "convert(…, task='multilabel'), or task='multiclass' if that is wrong",
-                SigmaNensWarning,
-                stacklevel=3,
+                "convert(…, task='multilabel'), or task='multiclass' if that is wrong"
             )
         # No word means multiclass already; and a stated task explains a loss of numbers, such as
         # the squared error of one-hot labels.
@@ -215,15 +211,12 @@ class EnsembleLoss:
 
     def penalty(self, ensemble: SigmaEnsemble) -> Tensor | None:
         """The diversity penalty: (), or None without one or with weight 0."""
-        penalty = None
-        if self.diversity is not None and self.diversity.active:
-            penalty = self.diversity(ensemble)
-        self.penalty_loss = None if penalty is None else penalty.detach()
+        if self.diversity is None or not self.diversity.active:
+            self.penalty_loss = None
+            return None
+        penalty = self.diversity(ensemble)
+        self.penalty_loss = penalty.detach()
         return penalty
-
-    @property
-    def _penalised(self) -> bool:
-        return self.diversity is not None and self.diversity.active
 
     def _class_dim(self, logits: Tensor) -> int:
         """Dimension of the classes in one member's logits, counted from the front."""
@@ -240,12 +233,14 @@ class EnsembleLoss:
         self, logits: Tensor, y: Tensor, soft: bool, class_dim: int, rows: int
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() == 0:
-            raise InputError(f"labels are {_described(y)}; expected a tensor (B,) or (B, C)")
+            raise InputError(f"labels are {described(y)}; expected a tensor (B,) or (B, C)")
         if y.shape[0] != rows:
             hint = ""
             if y.shape[0] == logits.shape[0] * logits.shape[1]:
-                hint = ": one label per sample, never repeated for the members (after "
-                hint += "forward(split=True): loss_fn(…, split=True))"
+                hint = (
+                    ": one label per sample, never repeated for the members (after "
+                    "forward(split=True): loss_fn(…, split=True))"
+                )
             shape = tuple(logits.shape)
             raise InputError(
                 f"labels have {y.shape[0]} rows; expected {rows} for logits {shape}{hint}"
@@ -253,7 +248,7 @@ class EnsembleLoss:
         shape = (rows, *logits.shape[2:])
         if self._binary and (not soft or y.shape != shape):
             raise InputError(
-                f"labels are {_described(y)}; expected 0 or 1 for each label as a float tensor "
+                f"labels are {described(y)}; expected 0 or 1 for each label as a float tensor "
                 f"{shape} for logits {tuple(logits.shape)}: y.float(), or y.float().unsqueeze(-1) "
                 "for one logit per sample"
             )
@@ -272,7 +267,7 @@ class EnsembleLoss:
             elif y.dim() == len(indices) + 1 and y.shape[-1] == 1:
                 hint = ". For a trailing dimension of 1: y.squeeze(-1)"
             raise InputError(
-                f"labels are {_described(y)}; expected int64 class indices {indices} or soft "
+                f"labels are {described(y)}; expected int64 class indices {indices} or soft "
                 f"labels {shape} for logits {tuple(logits.shape)}{hint}"
             )
         if y.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -315,10 +310,6 @@ def _name(loss: Callable[..., Any]) -> str:
     while isinstance(loss, functools.partial):
         loss = loss.func
     return str(getattr(loss, "__name__", type(loss).__name__))
-
-
-def _described(x: Any) -> str:
-    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _accepts(fn: Callable[..., Any], name: str) -> bool:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from sigmanens.errors import InputError
 
-__all__ = ["labels_are_several", "task_of_loss"]
-
 _NAMES = {
     ("torch", "multiclass"): "CrossEntropyLoss NLLLoss MultiMarginLoss "
     "cross_entropy nll_loss multi_margin_loss",
