@@ -28,8 +28,6 @@ from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import InputError
 
-__all__ = ["check_risk", "predict_adaptively", "settled"]
-
 
 def check_risk(adaptive: bool | float) -> float:
     """The risk that ``adaptive`` stands for: 0 for True.
@@ -67,7 +65,7 @@ def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
 
 
 def predict_adaptively(
-    ask: Callable[[int, Inputs], Tensor],
+    ask: Callable[[Inputs, int, int], Tensor],
     inputs: Inputs,
     members: int,
     risk: float,
@@ -76,13 +74,7 @@ def predict_adaptively(
 ) -> Prediction:
     """Add members one at a time, each for the samples that are not settled yet.
 
-    Args:
-        ask: the logits (B′, C) of a member for some samples, in evaluation mode.
-        inputs: B samples.
-        members: M.
-        risk: as for :func:`settled`.
-        temperature: T of ``softmax(log p̄ / T)``.
-        class_dim: dimension of the classes in one member's logits.
+    ``ask(samples, first, last)`` gives the logits (k, B′, C) of k members in evaluation mode.
 
     Returns:
         a prediction with ``members_used`` (B,), in which each sample's figures are those of the
@@ -96,7 +88,7 @@ def predict_adaptively(
     used = torch.full((size,), members)
     logits: Tensor | None = None
     for m in range(members):
-        new = ask(m, inputs.select(open_rows))
+        new = ask(inputs.select(open_rows), m, m + 1)[0]
         if new.dim() != 2 or class_dim not in (1, -1):
             raise InputError(
                 f"adaptive stopping is for one row of logits per sample; a member's logits are "
@@ -118,18 +110,13 @@ def predict_adaptively(
 
 def _joined(logits: Tensor, used: Tensor, temperature: float) -> Prediction:
     """One prediction from the first ``used`` members of each sample."""
+    used = used.to(logits.device)
     order, parts = [], []
-    members = len(logits)
     for k in used.unique().tolist():
         rows = (used == k).nonzero().squeeze(1)
-        part = Prediction.from_logits(logits[:k, rows.to(logits.device)], temperature)
-        missing = part.member_log_probs.new_full((members - k, *part.log_probs.shape), math.nan)
+        part = Prediction.from_logits(logits[:k, rows], temperature)
+        missing = logits.new_full((len(logits) - k, *part.log_probs.shape), math.nan)
+        members = torch.cat([part.member_log_probs, missing.to(part.log_probs.dtype)])
         order.append(rows)
-        parts.append(
-            replace(
-                part,
-                member_log_probs=torch.cat([part.member_log_probs, missing]),
-                members_used=used[rows].to(logits.device),
-            )
-        )
-    return Prediction.cat(parts).reordered(torch.cat(order).argsort().to(logits.device))
+        parts.append(replace(part, member_log_probs=members, members_used=used[rows]))
+    return Prediction.cat(parts).reordered(torch.cat(order).argsort())

@@ -22,8 +22,6 @@ from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["alone", "can_be_alone", "is_compiled", "uncompiled"]
-
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SCALES = ("scale_logit", "scale")
 _AFFINE = ("carrier", "offset", "shift")  # one for each member, or one for all
@@ -67,13 +65,7 @@ def can_be_alone(network: nn.Module, members: int) -> bool:
 
 @contextmanager
 def alone(network: nn.Module, axis: MemberAxis, start: int, stop: int) -> Iterator[None]:
-    """Let a network hold members ``start … stop-1`` only, for the time of the block.
-
-    Args:
-        network: a converted network for which :func:`can_be_alone` holds.
-        axis: its member axis.
-        start, stop: the members of a pass.
-    """
+    """Let a network for which :func:`can_be_alone` holds have members ``start … stop-1`` only."""
     with ExitStack() as undo:
         for module in list(network.modules()):
             if isinstance(module, MemberHeads):

@@ -34,8 +34,6 @@ from sigmanens.errors import (
 )
 from sigmanens.passes.modes import evaluating
 
-__all__ = ["convert", "convert_"]
-
 _TASKS = {
     "single_label_classification": "multiclass",
     "multi_label_classification": "multilabel",

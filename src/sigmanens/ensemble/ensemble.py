@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,9 +27,9 @@ from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
 from sigmanens.ensemble.features import member_features
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, check_predictable, logits_of
+from sigmanens.ensemble.prefix import Leaves
 from sigmanens.ensemble.preserved import check_preserved
 from sigmanens.ensemble.runner import Runner, share
-from sigmanens.ensemble.trial import twin_of
 from sigmanens.errors import InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis
@@ -39,25 +39,17 @@ from sigmanens.saving.checkpoint import load as load_checkpoint
 from sigmanens.saving.source import Source
 from sigmanens.saving.structure import check_values
 
-__all__ = ["SigmaEnsemble", "as_ensemble", "load"]
-
 
 class Objective(Protocol):
     """What :meth:`SigmaEnsemble.backward` needs of a loss (:class:`sigmanens.EnsembleLoss`)."""
 
     task_loss: Tensor | None
 
-    def task(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean over members of their own losses: ()."""
-        ...
+    def task(self, logits: Tensor, y: Tensor) -> Tensor: ...
 
-    def penalty(self, ensemble: Any) -> Tensor | None:
-        """The diversity penalty: (), or None."""
-        ...
+    def penalty(self, ensemble: Any) -> Tensor | None: ...
 
-    def state_task(self, ensemble: Any) -> None:
-        """Tell the ensemble the task that the loss is made for."""
-        ...
+    def state_task(self, ensemble: Any) -> None: ...
 
 
 class SigmaEnsemble(nn.Module):
@@ -124,13 +116,8 @@ class SigmaEnsemble(nn.Module):
                 returns an object of an unknown class.
         """
         inputs = self._inputs(args, kwargs)
-        if split:
-            chosen = self.axis.chosen
-            share(inputs.size, chosen.stop - chosen.start)
-        if not torch.compiler.is_compiling():
-            with training(self):
-                return self._runner.run(self.network, inputs, split=split)
-        return self._runner.run(self.network, inputs, split=split)
+        with nullcontext() if torch.compiler.is_compiling() else training(self):
+            return self._runner.run(self.network, inputs, split=split)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
         """Inputs of a call, with a hint where their batch dimension is a guess."""
@@ -264,10 +251,8 @@ class SigmaEnsemble(nn.Module):
         """
         inputs = self._inputs(*call_arguments(example, self.network))
         for mode in (False, True):
-            with twin_of(self.network) as twin:
-                twin.train(mode)
-                if self._runner.schedule != "sequential" and not inputs.whole:
-                    self._runner.settle(twin, inputs)
+            if self._runner.schedule != "sequential" and not inputs.whole:
+                self._runner.settle(self.network, inputs, mode)
         with evaluating(self):
             ours = logits_of(self._runner.run(self.network, inputs.copied()))
         if expected is None:
@@ -318,10 +303,17 @@ class SigmaEnsemble(nn.Module):
         args, named = call_arguments(x, self.network)
         inputs = self._inputs(args, named | dict(kwargs or {}))
         chosen = self.axis.chosen
-        k, total = chosen.stop - chosen.start, None
-        size = _own_rows(inputs, y, k) if split else 0
+        k, total = chosen.count, None
+        size = share(inputs, k) if split else 0
+        if split and y.shape[0] != inputs.size:
+            raise InputError(
+                f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label "
+                "per row"
+            )
         with training(self):
-            leaves = None if split else self._runner.leaves(self.network, inputs)
+            alone = split or k == 1
+            recorded = None if alone else self._runner.record(self.network, inputs)
+            leaves = None if recorded is None else Leaves(recorded)
             for i, m in enumerate(range(chosen.start, chosen.stop)):
                 part, labels = inputs, y
                 if split:
@@ -387,62 +379,34 @@ class SigmaEnsemble(nn.Module):
         if inputs.size == 0 and not inputs.whole:
             raise InputError("predict got an empty batch (0 samples)")
         risk = None if adaptive is False else check_risk(adaptive)
-        with evaluating(self), self.axis.remembering(), self._runner.choosing(self, 0, k):
-            if risk is not None:
-                return self._predict_adaptively(inputs, k, chunk, risk, t, class_dim)
-            if chunk is None or chunk >= k * inputs.size:
-                return Prediction.from_logits(self._logits(inputs), t, class_dim, self.task)
-            rows = self._rows_per_pass(inputs, chunk)
-            group = max(1, chunk // max(rows, 1))
+        with evaluating(self), self.axis.remembering():
+            if risk is None and (chunk is None or chunk >= k * inputs.size):
+                return Prediction.from_logits(self._logits(inputs, 0, k), t, class_dim, self.task)
+            rows = inputs.size
+            if not inputs.whole:
+                self._runner.settle(self.network, inputs)
+                rows = min(rows, chunk or rows) if self._runner.divisible else rows
+            if risk is not None and (inputs.whole or not self._runner.divisible):
+                raise InputError(
+                    "adaptive stopping asks members for some of the samples, which this network "
+                    "cannot run in parts; use adaptive=False"
+                )
+            group = max(1, (chunk or 1) // max(rows, 1))
             parts = []
             for first in range(0, max(inputs.size, 1), max(rows, 1)):
                 part = inputs
                 if rows < inputs.size:
                     part = inputs.narrow(first, min(rows, inputs.size - first))
-                blocks = []
-                for m in range(0, k, group):
-                    with self._runner.choosing(self, m, min(m + group, k)):
-                        blocks.append(self._logits(part))
-                logits = torch.cat(blocks)
-                parts.append(Prediction.from_logits(logits, t, class_dim, self.task))
+                if risk is not None:
+                    parts.append(predict_adaptively(self._logits, part, k, risk, t, class_dim))
+                    continue
+                blocks = [self._logits(part, m, min(m + group, k)) for m in range(0, k, group)]
+                parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim, self.task))
             return Prediction.cat(parts)
 
-    def _rows_per_pass(self, inputs: Inputs, chunk: int | None) -> int:
-        """Samples in a part of at most ``chunk``; all where they cannot be run in parts."""
-        if chunk is None or inputs.whole:
-            return inputs.size
-        self._runner.settle(self.network, inputs)
-        return min(inputs.size, chunk) if self._runner.divisible else inputs.size
-
-    def _predict_adaptively(
-        self,
-        inputs: Inputs,
-        members: int,
-        chunk: int | None,
-        risk: float,
-        temperature: float,
-        class_dim: int,
-    ) -> Prediction:
-        """Members one at a time, at most ``chunk`` samples at once."""
-        step = self._rows_per_pass(inputs, inputs.size if chunk is None else chunk)
-        if not self._runner.divisible or inputs.whole:
-            raise InputError(
-                "adaptive stopping asks members for some of the samples, which this network cannot "
-                "run in parts; use adaptive=False"
-            )
-
-        def ask(member: int, part: Inputs) -> Tensor:
-            with self._runner.choosing(self, member, member + 1):
-                return self._logits(part)[0]
-
-        parts = []
-        for first in range(0, inputs.size, step):
-            part = inputs.narrow(first, min(step, inputs.size - first))
-            parts.append(predict_adaptively(ask, part, members, risk, temperature, class_dim))
-        return Prediction.cat(parts)
-
-    def _logits(self, inputs: Inputs) -> Tensor:
-        return logits_of(self._runner.own(self.network, inputs).call(self))
+    def _logits(self, inputs: Inputs, start: int, stop: int) -> Tensor:
+        with self._runner.choosing(self, start, stop):
+            return logits_of(self._runner.own(self.network, inputs).call(self))
 
     def features(self, x: Any, *, head_name: str | None = None) -> Tensor:
         """What each member's head is given, in evaluation mode: (M, B, D).
@@ -562,27 +526,14 @@ def load(directory: str | Path, base: nn.Module | None = None) -> SigmaEnsemble:
     return ensemble
 
 
-def _own_rows(inputs: Inputs, y: Tensor, members: int) -> int:
-    """Rows of each member when they divide the batch and its labels."""
-    size = share(inputs.size, members)
-    if y.shape[0] != inputs.size:
-        raise InputError(
-            f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label per row"
-        )
-    return size
-
-
 def as_ensemble(source: Any) -> SigmaEnsemble:
     """The ensemble itself, also from within DistributedDataParallel or ``torch.compile``.
 
     Raises:
         InputError: if there is none.
     """
-    for inner in (
-        source,
-        getattr(source, "module", None),
-        getattr(source, "_orig_mod", None),
-    ):
+    wrapped = (getattr(source, key, None) for key in ("module", "_orig_mod"))
+    for inner in (source, *wrapped):
         if isinstance(inner, SigmaEnsemble):
             return inner
     raise InputError(

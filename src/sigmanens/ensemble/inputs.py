@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sigmanens.errors import InputError
-from sigmanens.passes.trees import map_tensors, opaque
-
-__all__ = ["Inputs", "call_arguments", "resolve_batch_dims"]
+from sigmanens.passes.trees import map_leaves, map_tensors, opaque, tensors
 
 # Among declared dimensions, -1 - n: dimension 0 if it has the size of the batch, and for tensors of
 # up to n dimensions that is known rather than guessed.
@@ -64,11 +62,12 @@ class Inputs:
     def of(
         cls, args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]
     ) -> Inputs:
-        """Find the batch in the arguments of a call.
+        """Find the batch in the arguments of a call; ``dims`` is of :func:`resolve_batch_dims`.
 
-        Args:
-            args, kwargs: positional and keyword inputs of the network.
-            dims: what :func:`resolve_batch_dims` made of the declared batch dimensions.
+        Undeclared inputs count as batched when dimension 0 has the size of the batch, which is
+        that of the first tensor. It is a guess when another dimension has that size too (and the
+        input is not the first), or when dimension 0 does not match while another does. It is none
+        for the usual inputs of Hugging Face transformers, where dimension 0 is the batch or 1.
 
         Raises:
             InputError: if no input is a tensor with a batch dimension, or a declared dimension
@@ -78,8 +77,33 @@ class Inputs:
         whole = {} if torch.compiler.is_compiling() else opaque(tree)
         if whole:
             return cls(tree, {}, 0, (), whole)
-        size = _batch_size(tree, dims)
-        batched, guessed = _find_batched(tree, size, dims)
+        found = [
+            (p, x, dims.get(p, dims.get(p.split(".")[0], _UNDECLARED))) for p, x in tensors(tree)
+        ]
+        sizes = [x.shape[max(d, 0)] for _, x, d in found if d is not None and x.dim() > max(d, 0)]
+        if not sizes:
+            raise InputError(_no_batch(tree))
+        size = sizes[0]
+        batched: dict[str, int] = {}
+        guessed: list[str] = []
+        for number, (path, x, dim) in enumerate(found):
+            if dim is None:
+                continue
+            if dim >= 0:
+                if x.dim() <= dim or x.shape[dim] != size:
+                    raise InputError(
+                        f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
+                        f"dimension {dim} is the batch, which has {size} samples here"
+                    )
+                batched[path] = dim
+                continue
+            known = x.dim() <= _UNDECLARED - dim
+            if x.dim() and x.shape[0] == size:
+                batched[path] = 0
+                if number and size > 1 and x.dim() > 1 and x.shape[1] == size and not known:
+                    guessed.append(path)
+            elif size > 1 and size in x.shape and not (known and x.shape[0] == 1):
+                guessed.append(path)
         return cls(tree, batched, size, guessed)
 
     def call(self, network: nn.Module) -> Any:
@@ -115,23 +139,22 @@ class Inputs:
     def resized(self, rows: int) -> Inputs:
         """A batch of ``rows`` samples: those there are, over and over."""
 
-        def pick(x: Tensor, dim: int) -> Tensor:
-            index = torch.arange(rows, device=x.device) % x.shape[dim]
-            return x.index_select(dim, index)
-
-        return self._mapped(pick, rows)
+        return self.select(torch.arange(rows) % self.size)
 
     def copied(self) -> Inputs:
         """The same values in tensors of their own, for a network that writes to its inputs."""
-        tree = map_tensors(lambda x, _: x.clone(), dict(self.tree))
-        whole = {}
-        for path, x in self.whole.items():
+
+        def own(x: Any, path: str) -> Any:
+            if isinstance(x, Tensor):
+                return x.clone()
+            if path not in self.whole:
+                return x
             try:
-                whole[path] = x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+                return copy.deepcopy(x)
             except Exception:  # tensors with a graph cannot be copied so: all members share it
-                whole[path] = x
-            _put(tree, path.split("."), whole[path])
-        return replace(self, tree=tree, whole=whole)
+                return x
+
+        return replace(self, tree=map_leaves(own, dict(self.tree)))
 
     def double(self) -> Inputs:
         """The same with float32 tensors in float64."""
@@ -145,13 +168,12 @@ class Inputs:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors in containers, by path."""
-        found: dict[str, Tensor] = {}
-        map_tensors(lambda x, path: found.setdefault(path, x), dict(self.tree))
-        return found
+        return dict(tensors(self.tree))
 
-    def device(self, default: Tensor) -> torch.device:
+    @property
+    def device(self) -> torch.device:
         """The device of the first tensor."""
-        return next(iter(self.tensors().values()), default).device
+        return next((x.device for x in self.tensors().values()), torch.device("cpu"))
 
     def _mapped(self, fn: Any, size: int) -> Inputs:
         def one(x: Tensor, path: str) -> Tensor:
@@ -166,16 +188,6 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return torch.equal(x, y) or (x.is_floating_point() and x.allclose(y, 0, 0, equal_nan=True))
 
 
-def _put(tree: Any, path: Sequence[str], value: Any) -> None:
-    """Replace a leaf within dictionaries and lists; elsewhere it stays."""
-    for key in path[:-1]:
-        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key, {})
-    if isinstance(tree, list):
-        tree[int(path[-1])] = value
-    elif isinstance(tree, dict):
-        tree[path[-1]] = value
-
-
 def call_arguments(
     x: Any, network: nn.Module | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -184,23 +196,16 @@ def call_arguments(
     A mapping holds keyword inputs. Where ``network.forward`` does not take its keys, the mapping
     itself is the one positional input.
     """
-    if isinstance(x, PackedSequence):
-        return (x,), {}
-    if isinstance(x, (tuple, list)):
+    if isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence):
         return tuple(x), {}
-    if isinstance(x, Mapping) and _takes(network, x):
-        return (), dict(x)
+    if isinstance(x, Mapping):
+        try:
+            if network is not None:
+                inspect.signature(network.forward).bind(**x)
+            return (), dict(x)
+        except (TypeError, ValueError):
+            pass
     return (x,), {}
-
-
-def _takes(network: nn.Module | None, inputs: Mapping[Any, Any]) -> bool:
-    if network is None:
-        return True
-    try:
-        inspect.signature(network.forward).bind(**inputs)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def resolve_batch_dims(
@@ -226,7 +231,9 @@ def resolve_batch_dims(
                 f"batch_dims[{key!r}] is {dim!r}; expected the batch dimension counted from 0, or "
                 "None for an input that is not batched"
             )
-    usual = _usual_inputs(model)
+    config = getattr(model, "config", None)
+    from_transformers = hasattr(config, "model_type") and hasattr(config, "to_dict")
+    usual = _HUGGING_FACE if from_transformers else {}
     if not declared and not usual:
         return {}
     parameters = list(inspect.signature(model.forward).parameters.values())
@@ -257,98 +264,17 @@ def resolve_batch_dims(
     return resolved
 
 
-def _usual_inputs(model: nn.Module) -> Mapping[str, int]:
-    config = getattr(model, "config", None)
-    known = hasattr(config, "model_type") and hasattr(config, "to_dict")
-    return _HUGGING_FACE if known else {}
-
-
-def _batch_size(tree: Mapping[str, Any], dims: Mapping[str, int | None]) -> int:
-    """Number of samples B: the size of the first tensor that is not declared as unbatched."""
-    found: list[int] = []
-
-    def look(x: Tensor, path: str) -> Tensor:
-        dim = _declared(path, dims, default=0)
-        if dim is not None and x.dim() > max(dim, 0):
-            found.append(x.shape[max(dim, 0)])
-        return x
-
-    map_tensors(look, dict(tree))
-    if not found:
-        arrays = [
-            f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give "
-            "torch.as_tensor(…)"
-            for name, value in tree.items()
-            if not isinstance(value, Tensor) and hasattr(value, "__array__")
-        ]
-        raise InputError(
-            "no input tensor with a batch dimension was given; expected at least one tensor of "
-            "shape (B, …). "
-            + (
-                f"Input {', '.join(arrays)}"
-                if arrays
-                else "If the batch lies in another dimension, name it: batch_dims={'x': 1}"
-            )
-        )
-    return found[0]
-
-
-def _declared(path: str, dims: Mapping[str, int | None], default: int) -> int | None:
-    """Batch dimension declared for an input, matched by its full path or its first part."""
-    root = path.split(".", 1)[0]
-    for key in (path, root):
-        if key in dims:
-            return dims[key]
-    return default
-
-
-def _find_batched(
-    tree: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
-) -> tuple[dict[str, int], list[str]]:
-    """Batch dimension of every tensor input, and the inputs for which it was a guess.
-
-    Undeclared inputs count as batched when dimension 0 has the size of the batch. It is a guess
-    when another dimension has that size too (and the input is not the first), or when dimension 0
-    does not match while another does. It is none for the usual inputs of Hugging Face
-    transformers, where dimension 0 is the batch or 1.
-
-    Args:
-        tree: inputs by name or position.
-        size: number of samples B.
-        dims: declared batch dimensions.
-
-    Returns:
-        ``{path: batch dimension}`` of the batched inputs, and the guessed paths.
-
-    Raises:
-        InputError: if a declared dimension does not have the size of the batch.
-    """
-    batched: dict[str, int] = {}
-    guessed: list[str] = []
-    seen = 0
-
-    def look(x: Tensor, path: str) -> Tensor:
-        nonlocal seen
-        seen += 1
-        dim = _declared(path, dims, default=_UNDECLARED)
-        if dim is None:
-            return x
-        if dim >= 0:
-            if x.dim() <= dim or x.shape[dim] != size:
-                raise InputError(
-                    f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
-                    f"dimension {dim} is the batch, which has {size} samples here"
-                )
-            batched[path] = dim
-            return x
-        known = x.dim() <= _UNDECLARED - dim
-        if x.dim() and x.shape[0] == size:
-            batched[path] = 0
-            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size and not known:
-                guessed.append(path)
-        elif size > 1 and size in x.shape and not (known and x.shape[0] == 1):
-            guessed.append(path)
-        return x
-
-    map_tensors(look, dict(tree))
-    return batched, guessed
+def _no_batch(tree: Mapping[str, Any]) -> str:
+    """What to do where no input is a tensor with a batch dimension."""
+    advice = "If the batch lies in another dimension, name it: batch_dims={'x': 1}"
+    arrays = [
+        f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give torch.as_tensor(…)"
+        for name, value in tree.items()
+        if not isinstance(value, Tensor) and hasattr(value, "__array__")
+    ]
+    if arrays:
+        advice = f"Input {', '.join(arrays)}"
+    return (
+        "no input tensor with a batch dimension was given; expected at least one tensor of shape "
+        f"(B, …). {advice}"
+    )

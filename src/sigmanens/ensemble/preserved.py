@@ -14,8 +14,6 @@ from sigmanens.ensemble.trial import tolerance
 from sigmanens.errors import ConversionError
 from sigmanens.passes.modes import evaluating
 
-__all__ = ["check_preserved"]
-
 
 def check_preserved(ours: Tensor, theirs: Tensor, ensemble: Any, inputs: Inputs) -> str:
     """Compare the members' logits (M, B, …) with the base's (B, …), which they must reproduce.

@@ -12,25 +12,14 @@ import torch
 
 from sigmanens.norms.kernels import is_eager
 
-__all__ = [
-    "PASS_BYTES",
-    "in_process_group",
-    "members_per_pass",
-    "runs_as_called",
-]
-
 PASS_BYTES = 8 * 2**20
 """Bytes of the largest normalised activation up to which members are folded on a CPU."""
 
 
 def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.device) -> int:
-    """Number of members in a pass: 1 to ``members``.
+    """Number of members in a pass: 1 to ``members``, each of which sees ``rows`` samples.
 
-    Args:
-        members: members that take part.
-        rows: samples B each of them sees.
-        row_bytes: bytes of the largest input of a norm, for one sample of one member.
-        device: where the network is.
+    ``row_bytes`` are those of the largest input of a norm, for one sample of one member.
     """
     if device.type != "cpu" or row_bytes * rows == 0:
         return members

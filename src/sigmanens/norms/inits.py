@@ -25,8 +25,6 @@ from torch import Tensor
 from sigmanens.errors import ConversionError
 from sigmanens.norms.scales import Affine
 
-__all__ = ["INITS", "initial_affine"]
-
 INITS = ("normal", "preserve", "paper")
 _PAPER_MAXIMUM = 0.95
 

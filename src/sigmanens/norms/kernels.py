@@ -16,18 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "State",
-    "batch_norm",
-    "batch_norm_reference",
-    "blocks",
-    "each",
-    "is_eager",
-    "is_large",
-    "scales_in_kernel",
-    "writes_in_place",
-]
-
 _MANY = 2**15  # values per member from which a kernel each beats broadcasting
 
 State = tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]

@@ -11,8 +11,6 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-__all__ = ["own_class", "stand_for"]
-
 
 def stand_for(layer: nn.Module, kind: type[nn.Module]) -> None:
     """Make a layer an instance of ``kind`` too, or of the first base that can be derived from."""

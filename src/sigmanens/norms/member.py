@@ -20,8 +20,6 @@ from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.norms.kinds import stand_for
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["HOOKS", "MemberNorm", "adopt_hooks", "without_hooks"]
-
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -185,10 +183,10 @@ class MemberNorm(nn.Module):
         scale, shift = self.scales(), self.shifts()
         if made.perturbed:
             scale = self._apart(scale)
-        if made.stop - made.start != made.held:
-            scale = scale[made.start : made.stop]
+        if made.count != made.held:
+            scale = scale[made.members]
             if shift is not None and shift.shape[0] != 1:
-                shift = shift[made.start : made.stop]
+                shift = shift[made.members]
         return scale, shift
 
     def _apart(self, scale: Tensor) -> Tensor:
@@ -210,7 +208,7 @@ class MemberNorm(nn.Module):
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
         self._check_rows(y)
-        k = self.axis.active
+        k = self.axis.current.count
         rows = y.unflatten(0, (k, y.shape[0] // k))
         if shift is None:
             out = rows * self._placed(scale, rows)
@@ -226,7 +224,7 @@ class MemberNorm(nn.Module):
 
     def _check_rows(self, x: Tensor) -> None:
         """Raise an error that names the layer if the k members do not divide the rows of x."""
-        k = self.axis.active
+        k = self.axis.current.count
         if x.shape[0] % k:
             raise InputError(
                 f"σNorm layer '{self.where}' got {x.shape[0]} rows in dimension 0, which {k} "

@@ -24,8 +24,6 @@ from sigmanens.norms.computed import computed
 from sigmanens.norms.member import MemberNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["Affine", "SigmaNorm", "is_sharded", "whole"]
-
 
 @dataclass
 class Affine:

@@ -19,8 +19,6 @@ from torch import Tensor
 from sigmanens.errors import InputError
 from sigmanens.norms.kernels import State, blocks
 
-__all__ = ["batch_norm", "processes"]
-
 
 def processes(group: Any) -> int:
     """Number of processes that would share statistics; 1 without torch.distributed."""

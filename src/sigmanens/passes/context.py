@@ -20,8 +20,6 @@ import torch
 from sigmanens.errors import OutsidePassError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = ["MemberAxis", "Pass", "follow_backward", "peek"]
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -37,6 +35,8 @@ class Pass:
         once: whether one pass over B rows stands for all members (the shared prefix).
         prefix: what records or replays the shared prefix, or None.
         recorded: results of the shared prefix for this call, where they are there already.
+        count: number of members k.
+        members: their rows in a tensor (M, …).
     """
 
     axis: MemberAxis
@@ -49,6 +49,14 @@ class Pass:
     once: bool = False
     prefix: Any = None
     recorded: list[Any] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def members(self) -> slice:
+        return slice(self.start, self.stop)
 
 
 _current: ContextVar[Pass | None] = ContextVar("sigmanens_pass", default=None)
@@ -82,9 +90,13 @@ class MemberAxis:
         return MemberAxis, (self._members,)
 
     @property
+    def _found(self) -> Pass | None:
+        return self.pinned if torch.compiler.is_compiling() else _current.get()
+
+    @property
     def chosen(self) -> Pass:
         """The pass of this call, or one of all members if none was chosen."""
-        found = self.pinned if torch.compiler.is_compiling() else _current.get()
+        found = self._found
         if found is None or found.axis is not self:
             return Pass(self, 0, self._members, held=self._members)
         return found
@@ -96,12 +108,9 @@ class MemberAxis:
         Raises:
             OutsidePassError: if none runs, or only one of another ensemble.
         """
-        if torch.compiler.is_compiling():
-            found = self.pinned
-        else:
-            found = _current.get()
-            if found is None or not found.running:
-                found = _in_backward() or found
+        found = self._found
+        if not torch.compiler.is_compiling() and (found is None or not found.running):
+            found = _in_backward() or found
         if found is None or not found.running or found.axis is not self:
             raise OutsidePassError(
                 "a converted layer was called outside a pass of its ensemble, where it is not "
@@ -113,29 +122,7 @@ class MemberAxis:
     @property
     def num_members(self) -> int:
         """M; in a pass of a compiled network, the members that its layers hold."""
-        found = self.pinned if torch.compiler.is_compiling() else _current.get()
-        return self._members if found is None or found.axis is not self else found.held
-
-    @property
-    def start(self) -> int:
-        """First member in the pass."""
-        return self.current.start
-
-    @property
-    def stop(self) -> int:
-        """One past the last member in the pass."""
-        return self.current.stop
-
-    @property
-    def active(self) -> int:
-        """Number of members k in the pass."""
-        found = self.current
-        return found.stop - found.start
-
-    @property
-    def once(self) -> bool:
-        """Whether one pass over B rows stands for all members."""
-        return self.current.once
+        return self.chosen.held
 
     @contextmanager
     def choosing(self, *, pin: bool = False, **changes: Any) -> Iterator[Pass]:
@@ -146,10 +133,9 @@ class MemberAxis:
             changes: attributes of :class:`Pass`.
         """
         if torch.compiler.is_compiling():
-            before, chosen = self.pinned, self.chosen
-            start, stop = changes.get("start", chosen.start), changes.get("stop", chosen.stop)
-            running, once = changes.get("running", chosen.running), changes.get("once", False)
-            self.pinned = made = Pass(self, start, stop, running, chosen.held, once=once)
+            before, old = self.pinned, self.chosen
+            kept = {"start": old.start, "stop": old.stop, "running": old.running, "held": old.held}
+            self.pinned = made = Pass(self, **{**kept, **changes})
             try:
                 yield made
             finally:

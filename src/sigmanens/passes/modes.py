@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "training"]
-
 
 class _Modes:
     """Who uses a module in which mode."""

@@ -15,8 +15,6 @@ from torch import nn
 from sigmanens.passes.context import peek
 from sigmanens.seeding import generator_states
 
-__all__ = ["Reached", "Recording", "Replaying", "make_shareable", "unshare"]
-
 
 class Reached(BaseException):
     """Raised in front of the members part; not to be caught by networks."""
@@ -29,11 +27,10 @@ class _Shareable:
         self.module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self.module
         made = peek()
         if made is None or made.prefix is None:
-            return _compute(module, args, kwargs)
-        return made.prefix.call(module, args, kwargs)
+            return _compute(self.module, args, kwargs)
+        return made.prefix.call(self.module, args, kwargs)
 
 
 def make_shareable(modules: Iterable[nn.Module]) -> None:
@@ -54,15 +51,10 @@ def _compute(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 class Recording:
-    """Collects the results of modules until the members part is reached.
+    """Collects the results of modules until ``end`` is called, which raises :class:`Reached`.
 
-    Args:
-        modules: the modules of the prefix.
-        end: the first module of the members part; its call raises :class:`Reached`.
-        watch: the device to look at, for random numbers drawn between the modules; None: do not.
-
-    Attributes:
-        draws_between: whether they were.
+    ``draws_between`` says whether random numbers were drawn between the modules on the device
+    ``watch``; nobody looks if that is None.
     """
 
     def __init__(
@@ -98,10 +90,9 @@ class Recording:
 
 
 class Replaying:
-    """Gives modules their recorded results, in the order of the calls; then they compute again.
+    """Gives modules the recorded results of their calls, in order; then they compute again.
 
-    Args:
-        results: for each module, what its calls return. Hooks of the module do not run.
+    Hooks of a module do not run.
     """
 
     def __init__(self, results: Mapping[nn.Module, Iterable[Any]]) -> None:
