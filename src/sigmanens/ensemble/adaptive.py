@@ -30,11 +30,7 @@ from sigmanens.errors import InputError
 
 
 def check_risk(adaptive: bool | float) -> float:
-    """The risk that ``adaptive`` stands for: 0 for True.
-
-    Raises:
-        InputError: unless it is True or a number in (0, 1).
-    """
+    """The risk that ``adaptive`` stands for; InputError unless it is True (0) or in (0, 1)."""
     if adaptive is True:
         return 0.0
     if isinstance(adaptive, bool) or not isinstance(adaptive, float) or not 0 < adaptive < 1:
@@ -46,13 +42,9 @@ def check_risk(adaptive: bool | float) -> float:
 
 
 def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
-    """Which samples need no further member: (B,) bool.
+    """Which samples need no further member, by the mean (B, C) of the first ``used``: (B,) bool.
 
-    Args:
-        mean: mean probabilities of the first ``used`` members: (B, C).
-        used: k.
-        members: M.
-        risk: accepted probability that a sample's label is not that of all members; 0 for none.
+    ``risk`` is the accepted probability that a sample's label is not that of all members.
     """
     first, second = mean.topk(2, 1).values.unbind(1)
     gap = first - second
@@ -76,9 +68,8 @@ def predict_adaptively(
 
     ``ask(samples, first, last)`` gives the logits (k, B′, C) of k members in evaluation mode.
 
-    Returns:
-        a prediction with ``members_used`` (B,), in which each sample's figures are those of the
-        members it was shown to; ``member_log_probs`` of the others is NaN.
+    Each sample's figures are those of its ``members_used``; ``member_log_probs`` of the others is
+    NaN.
 
     Raises:
         InputError: for logits other than one row (B, C) per sample.

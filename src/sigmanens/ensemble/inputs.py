@@ -41,22 +41,17 @@ _HUGGING_FACE = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one call of a network.
+    """Inputs of one call of a network. Paths are as in ``"0"`` and ``"states.1"``.
 
-    Attributes:
-        tree: positional inputs under ``"0"``, ``"1"``, …, keyword inputs under their names.
-        batched: batch dimension of each batched tensor, by path (``"0"``, ``"states.1"``).
-        size: number of samples B; 0 where it is not known.
-        guessed: paths whose batch dimension is a guess.
-        whole: objects whose rows cannot be told apart, by path. If there are any, no input counts
-            as batched: every member is given all inputs, one member after the other.
+    If there are objects whose rows cannot be told apart, no input counts as batched: every member
+    is given all inputs, one member after the other.
     """
 
-    tree: Mapping[str, Any]
-    batched: Mapping[str, int]
-    size: int
-    guessed: Sequence[str] = ()
-    whole: Mapping[str, Any] = field(default_factory=dict)
+    tree: Mapping[str, Any]  # positional inputs under "0", "1", …, keyword inputs under their names
+    batched: Mapping[str, int]  # batch dimension of each batched tensor, by path
+    size: int  # number of samples B; 0 where it is not known
+    guessed: Sequence[str] = ()  # paths whose batch dimension is a guess
+    whole: Mapping[str, Any] = field(default_factory=dict)  # such objects, by path
 
     @classmethod
     def of(
@@ -161,11 +156,6 @@ class Inputs:
         tree = map_tensors(lambda x, _: x.double() if x.dtype == torch.float32 else x, self.tree)
         return replace(self, tree=tree)
 
-    def equals(self, other: Inputs) -> bool:
-        """Whether all tensors have the same values, bit for bit."""
-        theirs = other.tensors()
-        return all(_same(x, theirs[p]) for p, x in self.tensors().items())
-
     def tensors(self) -> dict[str, Tensor]:
         """All tensors in containers, by path."""
         return dict(tensors(self.tree))
@@ -180,12 +170,6 @@ class Inputs:
             return fn(x, self.batched[path]) if path in self.batched else x
 
         return replace(self, tree=map_tensors(one, dict(self.tree)), size=size)
-
-
-def _same(x: Tensor, y: Tensor) -> bool:
-    if x.layout != torch.strided or x.is_nested:
-        return x is y
-    return torch.equal(x, y) or (x.is_floating_point() and x.allclose(y, 0, 0, equal_nan=True))
 
 
 def call_arguments(
@@ -213,12 +197,9 @@ def resolve_batch_dims(
 ) -> dict[str, int | None]:
     """Batch dimensions as declared, by name and by position alike.
 
+    ``dims`` are batch dimensions (None: not batched) by name, position, or path (``"states.0"``).
     An input that is declared by name may then be given by position, and the other way round. A
     network of Hugging Face transformers, known by its ``config``, has the usual inputs declared.
-
-    Args:
-        model: the network, whose ``forward`` says which names and positions there are.
-        dims: batch dimension (None: not batched) by name, position, or path (``"states.0"``).
 
     Raises:
         InputError: for an input that ``forward`` does not have, or a dimension that is neither
@@ -237,26 +218,23 @@ def resolve_batch_dims(
     if not declared and not usual:
         return {}
     parameters = list(inspect.signature(model.forward).parameters.values())
-    kinds = {p.kind for p in parameters}
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    kinds = {p.kind.name for p in parameters}
+    names = [p.name for p in parameters if not p.kind.name.startswith("VAR_")]
     resolved = dict(declared)
     for key, dim in declared.items():
         root, dot, rest = key.partition(".")
-        if root.isdigit():
-            if int(root) < len(names):
-                resolved.setdefault(f"{names[int(root)]}{dot}{rest}", dim)
-                continue
-            known = inspect.Parameter.VAR_POSITIONAL in kinds
+        if root.isdigit() and int(root) < len(names):
+            other = names[int(root)]
         elif root in names:
-            resolved.setdefault(f"{names.index(root)}{dot}{rest}", dim)
+            other = str(names.index(root))
+        elif ("VAR_POSITIONAL" if root.isdigit() else "VAR_KEYWORD") in kinds:
             continue
         else:
-            known = inspect.Parameter.VAR_KEYWORD in kinds
-        if not known:
             raise InputError(
                 f"batch_dims names {root!r}, which is no input of {type(model).__name__}.forward; "
                 f"its inputs are {', '.join(names)}"
             )
+        resolved.setdefault(f"{other}{dot}{rest}", dim)
     for name, most_dims in usual.items():
         resolved.setdefault(name, _UNDECLARED - most_dims)
         if name in names:

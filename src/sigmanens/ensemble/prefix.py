@@ -24,7 +24,7 @@ from sigmanens.passes.context import MemberAxis, follow_backward
 from sigmanens.passes.modes import evaluating
 from sigmanens.passes.sharing import Reached, Recording, Replaying, make_shareable
 from sigmanens.passes.trees import join, map_tensors, tensors
-from sigmanens.seeding import device_of
+from sigmanens.seeding import device_of, generator_states
 
 _SMALL = 2**18  # bytes
 
@@ -32,13 +32,9 @@ _SMALL = 2**18  # bytes
 class Prefix:
     """The modules that run before the members part.
 
-    Attributes:
-        calls: the modules in the order in which they finish; one that is called twice is in twice.
-        end: the first layer that the members have of their own.
-        depth: number of layers with a matrix of weights among them.
-        names: the modules' dotted names.
-        draws_between: whether random numbers are drawn between these modules in training, by
-            functions (``F.dropout``). A member's pass would draw others than the recorded ones.
+    ``calls`` are in the order in which they finish; a module that is called twice is in twice.
+    ``end`` is the first layer that the members have of their own, ``batched`` are the paths of each
+    call's results with a batch, and ``depth`` counts the layers with a matrix of weights.
     """
 
     def __init__(
@@ -46,11 +42,12 @@ class Prefix:
     ) -> None:
         self.calls = list(calls)
         self.end = end
-        self.batched = list(batched)  # of each call, the paths of results with a batch
+        self.batched = list(batched)
         self.depth = sum(_computes(m) for c in dict.fromkeys(calls) for m in c.modules())
-        norms = {m: None for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
-        self._norms = list(norms)
+        self._norms = {m for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
         self.names: list[str] = []
+        # Whether functions (F.dropout) draw random numbers between these modules in training. A
+        # member's pass would draw others than the recorded ones.
         self.draws_between = False
         make_shareable([*self.calls, end])
 
@@ -70,10 +67,7 @@ class Prefix:
     def record(
         self, network: nn.Module, axis: MemberAxis, inputs: Inputs, **changes: Any
     ) -> list[Any] | None:
-        """Run the prefix on B samples for all members and return the modules' results.
-
-        None if the network took another path than in the trace.
-        """
+        """Results of the prefix on B samples for all members; None if it took another path."""
         recording = Recording(self.calls, self.end)
         chosen = axis.chosen
         once = {"once": True, "prefix": recording, **changes}
@@ -83,8 +77,10 @@ class Prefix:
             follow_backward(recording.results, made)
         return recording.results if recording.made == self.calls else None
 
-    def replaying(self, results: Sequence[Any], members: int) -> Replaying:
-        """What gives the recorded results to a pass of k members."""
+    def replaying(
+        self, results: Sequence[Any], members: int, end: nn.Module | None = None
+    ) -> Replaying:
+        """What gives the recorded results to a pass of k members, which ends before ``end``."""
         queues: dict[nn.Module, list[Any]] = {m: [] for m in self.calls}
         for module, result, batched in zip(self.calls, results, self.batched, strict=True):
 
@@ -92,19 +88,19 @@ class Prefix:
                 return torch.cat([t] * members) if path in batched else t
 
             queues[module].append(map_tensors(repeat, result) if members > 1 else result)
-        return Replaying(queues)
+        return Replaying(queues, end)
 
 
 class Leaves:
-    """Recorded ``results`` cut from their graph, so that members can run backward one at a time.
+    """Recorded ``results``, if any, cut from their graph for backward passes member by member.
 
     Each member's backward pass adds to the gradients at the cut; :meth:`backward` takes the sum on
     through the prefix, once.
     """
 
-    def __init__(self, results: Sequence[Any]) -> None:
+    def __init__(self, results: list[Any] | None) -> None:
         self._cut: list[tuple[Tensor, Tensor]] = []
-        self.results = map_tensors(self._leaf, list(results))
+        self.results = map_tensors(self._leaf, results)
 
     def _leaf(self, t: Tensor, _: str) -> Tensor:
         if not t.requires_grad:
@@ -125,11 +121,8 @@ def find_prefix(
 ) -> tuple[Prefix | None, str | None]:
     """Find the shared prefix on a copy of the network, and compare a prediction with and without.
 
-    ``folds`` says whether members are ever folded.
-
-    Returns:
-        the prefix, or None; and what the report says about it: "" if nothing, None if these inputs
-        cannot tell.
+    ``folds`` says whether members are ever folded. Returns the prefix, or None, and what the report
+    says about it: "" if nothing, None if these inputs cannot tell.
     """
     small = inputs.resized(2)
     with twin_of(network) as twin, evaluating(twin):
@@ -165,37 +158,38 @@ def _problem(
         return "path"
     # How often each tensor was written to; those made in inference mode do not know.
     marked = [(t, t._version) for _, t in tensors(recorded) if not t.is_inference()]
-    expected, replayed = [], []
-    for m in range(members):
-        given = inputs.copied(), inputs.copied()
-        expected.append(run_pass(network, axis, given[0], m, m + 1, perturbed=True))
-        replay = prefix.replaying(recorded, 1)
-        replayed.append(run_pass(network, axis, given[1], m, m + 1, perturbed=True, prefix=replay))
-    wanted = join(expected, [1] * members)
-    problem = difference(join(replayed, [1] * members), wanted)
+
+    def run(start: int, stop: int, replay: bool = True) -> Any:
+        replayed = prefix.replaying(recorded, stop - start) if replay else None
+        given = inputs.copied()
+        return run_pass(network, axis, given, start, stop, perturbed=True, prefix=replayed)
+
+    wanted = join([run(m, m + 1, False) for m in range(members)], [1] * members)
+    problem = difference(join([run(m, m + 1) for m in range(members)], [1] * members), wanted)
     if any(t._version != version for t, version in marked):
         return "the network writes into a result of these layers"
     if problem == "" and folds:
         try:
-            replay = prefix.replaying(recorded, members)
-            folded = run_pass(
-                network, axis, inputs.copied(), 0, members, perturbed=True, prefix=replay
-            )
+            return difference(run(0, members), wanted)
         except Exception as e:
             return (str(e) or type(e).__name__).splitlines()[0]
-        problem = difference(folded, wanted)
     return problem
 
 
 def _draws_between(prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> bool:
     """Whether a copy of the network, in training mode, draws numbers between the modules."""
-    recording = Recording(prefix.calls, prefix.end, watch=device_of(network))
+    device = device_of(network)
     try:
-        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=recording):
+        recorded = prefix.record(network, axis, inputs.copied())
+        if recorded is None:
+            return True
+        before = generator_states(device)
+        replayed = prefix.replaying(recorded, 1, prefix.end)
+        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=replayed):
             inputs.copied().call(network)
     except Exception:  # a batch too small for its statistics, say: it cannot tell
         return True
-    return recording.draws_between
+    return not all(map(torch.equal, before, generator_states(device)))
 
 
 def _traced(network: nn.Module, axis: MemberAxis, trials: Sequence[Inputs]) -> Prefix | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from sigmanens.conversion.audit import ConversionReport
@@ -19,24 +20,21 @@ from sigmanens.ensemble.compiled import alone, can_be_alone, is_compiled, uncomp
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
 from sigmanens.ensemble.prefix import Prefix, find_prefix
-from sigmanens.ensemble.schedule import in_process_group, members_per_pass, runs_as_called
 from sigmanens.ensemble.trial import Verdict, examine, has_onlookers
 from sigmanens.errors import InputError, warn
+from sigmanens.norms.kernels import is_eager
 from sigmanens.norms.scales import is_sharded
+from sigmanens.norms.synchronised import processes
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join
 
+PASS_BYTES = 8 * 2**20  # of the largest normalised activation, of members folded on a CPU
+
 
 class Runner:
-    """Runs the members of one ensemble.
+    """Runs the members of one ensemble; the report takes notes of what the first inputs show.
 
-    Args:
-        axis: the member axis of the network.
-        report: takes notes of what is found out on the first inputs.
-        schedule: "auto", "folded", "sequential", or members per pass.
-
-    Attributes:
-        divisible: whether the samples may be run in parts.
+    ``divisible`` says whether the samples may be run in parts.
     """
 
     def __init__(self, axis: MemberAxis, report: ConversionReport, schedule: str | int) -> None:
@@ -44,8 +42,6 @@ class Runner:
         self.report = report
         self._schedule = schedule
         self.divisible = True
-        self._writes = False  # whether the network writes to its inputs
-        self._clean: set[bool] = set()  # modes in which it was seen not to
         self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
         self._examined: set[bool] = set()  # modes in which folding was compared
         self._prefix: Prefix | None = None
@@ -60,15 +56,12 @@ class Runner:
 
     @property
     def schedule(self) -> str | int:
-        """How members share passes: "auto", "folded", "sequential", or members per pass."""
         return self._schedule
 
     @schedule.setter
     def schedule(self, schedule: str | int) -> None:
         check_schedule(schedule, self.axis.num_members)
         self._schedule = self.report.schedule = schedule
-
-    # -- passes ----------------------------------------------------------------------------------
 
     def run(self, network: nn.Module, inputs: Inputs, *, split: bool = False) -> Any:
         """Results of the chosen members, each tensor (k, B, …).
@@ -94,21 +87,14 @@ class Runner:
             if split:
                 part = inputs.narrow((first - chosen.start) * size, (last - first) * size)
             else:
-                part = self.own(network, inputs)
+                part = self.own(inputs)
             blocks.append(self._pass(network, part, first, last, split, recorded))
             sizes.append(last - first)
-            if not split and part is not inputs and not part.equals(inputs):
-                self._writes = True
-        if not split and not self._writes and runs_as_called():
-            self._clean.add(network.training)
         return join(blocks, sizes)
 
-    def own(self, network: nn.Module, inputs: Inputs) -> Inputs:
-        """Inputs for one of several passes: copies, unless the network is known to only read."""
-        if self.axis.num_members == 1 or not runs_as_called():
-            return inputs
-        reads = network.training in self._clean and not self._writes and not inputs.whole
-        return inputs if reads else inputs.copied()
+    def own(self, inputs: Inputs) -> Inputs:
+        """Inputs for one of several passes: copies, for the network may write to them."""
+        return inputs.copied() if self.axis.num_members > 1 and runs_as_called() else inputs
 
     def _pass(
         self,
@@ -153,8 +139,6 @@ class Runner:
             return self._compiled(module.get_submodule("network"), start, stop)
         return self.axis.choosing(start=start, stop=stop, recorded=recorded)
 
-    # -- how many members in a pass --------------------------------------------------------------
-
     def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, size: int) -> int:
         if k == 1 or self._schedule == "sequential":
             return 1
@@ -164,15 +148,14 @@ class Runner:
         if not runs_as_called():
             return self._schedule if isinstance(self._schedule, int) else k
         # A share of the rows is a batch of its own; folding was compared or is compared on it.
-        if network.training not in self._examined and not self.settle(
-            network, inputs.narrow(0, size)
-        ):
+        known = network.training in self._examined
+        if not known and not self.settle(network, inputs.narrow(0, size)):
             return 1
         if self._schedule == "sequential":
             return 1
         if isinstance(self._schedule, int):
             return self._schedule
-        if self._schedule == "folded" or in_process_group():
+        if self._schedule == "folded" or processes(None) > 1:
             return k
         few = members_per_pass(k, size, self._row_bytes, inputs.device)
         if few < k and (is_compiled(network) or has_onlookers(network)):
@@ -180,12 +163,9 @@ class Runner:
         return few
 
     def settle(self, network: nn.Module, inputs: Inputs, mode: bool | None = None) -> bool:
-        """Find out by a trial whether members may be folded, in the mode that the network is in.
+        """Whether members may be folded in this call, found out by a trial on a few samples.
 
-        ``mode`` is another one to try: that of training (True) or evaluation (False).
-
-        Returns:
-            whether they may be in this call.
+        ``mode`` is that of training (True) or evaluation (False), or the one the network is in.
 
         Raises:
             InputError: if they may not, and the schedule asks for it.
@@ -199,12 +179,9 @@ class Runner:
                 with uncompiled():
                     verdict = examine(network, self.axis, inputs, mode)
             self._row_bytes = max(self._row_bytes, verdict.row_bytes)
-            self._writes |= verdict.writes
-            if verdict.problem is not None and not self._writes:
-                self._clean.add(mode)
             self.divisible &= verdict.divisible
             # Ranks of one job must run the same passes: there, the first batch has to do.
-            several = in_process_group()
+            several = processes(None) > 1
             if verdict.problem is not None or several:
                 self._examined.add(mode)
             if verdict.problem and self._schedule not in ("auto", "sequential"):
@@ -214,23 +191,18 @@ class Runner:
                     "'auto', or name the batch dimension of each input with batch_dims"
                 )
             if verdict.problem:
-                self._fall_back(
-                    f"folding members into the batch changes results ({verdict.problem})"
-                )
+                reason = f"folding members into the batch changes results ({verdict.problem})"
+                self._fall_back(reason)
                 return False
-            if verdict.problem == "" and self._schedule == "auto" and not several:
-                self._note_group(inputs)
+            told = self._schedule != "auto" or several or self._examined != {mode}
+            if verdict.problem == "" and not told:
+                members = self.axis.num_members
+                k = members_per_pass(members, inputs.size, self._row_bytes, inputs.device)
+                self.report.notes.append(
+                    f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
+                    f"({self._row_bytes:,} bytes enter the largest norm for each)"
+                )
             return verdict.problem == "" or self._schedule != "auto" or several
-
-    def _note_group(self, inputs: Inputs) -> None:
-        if len(self._examined) > 1:
-            return
-        members = self.axis.num_members
-        k = members_per_pass(members, inputs.size, self._row_bytes, inputs.device)
-        self.report.notes.append(
-            f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
-            f"({self._row_bytes:,} bytes enter the largest norm for each)"
-        )
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
@@ -241,13 +213,11 @@ class Runner:
             self.report.notes.append(note)
         warn(note)
 
-    # -- the shared prefix -----------------------------------------------------------------------
-
     def record(self, network: nn.Module, inputs: Inputs) -> list[Any] | None:
         """Results of the shared prefix for these inputs, or None where it is not to be used."""
         if not runs_as_called() or not inputs.batched or not inputs.size:
             return None
-        if self._prefix is None and self._prefix_sought:
+        if self._prefix_sought and self._prefix is None:
             return None
         if is_compiled(network) or is_sharded(network):  # no part of such a pass is left out
             return None
@@ -263,13 +233,36 @@ class Runner:
             return None
         if not prefix.alike(chosen.members) or (network.training and prefix.draws_between):
             return None
-        recorded = prefix.record(network, self.axis, self.own(network, inputs))
+        recorded = prefix.record(network, self.axis, self.own(inputs))
         if recorded is None:
             self._prefix = None
             note = "the path before the first converted norm has changed: nothing is shared"
             self.report.notes.append(note)
             warn(note)
         return recorded
+
+
+def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.device) -> int:
+    """Number of members in a pass under ``schedule="auto"``, a stated model: 1 to ``members``.
+
+    Folded members save calls, but a pass that falls out of a CPU's cache waits for memory. So a
+    pass takes as many as keep its largest normalised activation (``row_bytes`` for each of ``rows``
+    samples) within :data:`PASS_BYTES`; on other devices, where calls are what costs, all of them.
+    The number depends on shapes and device only, so that a seed fixes a training's numbers to the
+    last bit, dropout included.
+    """
+    if device.type != "cpu" or row_bytes * rows == 0:
+        return members
+    return max(1, min(members, PASS_BYTES // (row_bytes * rows)))
+
+
+def runs_as_called() -> bool:
+    """Whether a call may look at its numbers: no compiler, tracer, transform or CUDA graph.
+
+    There all members are folded, and nothing is shared between passes.
+    """
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return is_eager() and not capturing
 
 
 def _described(inputs: Inputs) -> str:

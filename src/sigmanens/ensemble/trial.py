@@ -35,18 +35,13 @@ _ROWS = 4
 class Verdict:
     """What a trial found.
 
-    Attributes:
-        problem: why members may not be folded; "" if they may; None if these inputs cannot tell,
-            because the members answer alike on them (all zeros, say) or not with finite numbers.
-        row_bytes: bytes of the largest input of a norm, for one sample of one member.
-        writes: whether the network writes to its inputs.
-        divisible: whether the samples may be run in parts.
+    ``problem`` is why members may not be folded; "" if they may; None if these inputs cannot tell,
+    because the members answer alike on them (all zeros, say) or not with finite numbers.
     """
 
     problem: str | None
-    row_bytes: int = 0
-    writes: bool = False
-    divisible: bool = True
+    row_bytes: int = 0  # of the largest input of a norm, for one sample of one member
+    divisible: bool = True  # whether the samples may be run in parts
 
 
 def examine(
@@ -88,19 +83,15 @@ def _compare(
     """One comparison; no verdict if already the members one by one fail."""
     members = axis.chosen.held
     changes: dict[str, Any] = {"perturbed": True, "memory": None}
-    writes = False
     try:
         with twin_of(network, mode) as twin, _row_bytes(twin) as row_bytes:
             restore = _restorer(twin)
             one_by_one = []
             for m in range(members):
                 restore()
-                given = inputs.copied()
                 with draws.start():
-                    one_by_one.append(run_pass(twin, axis, given, m, m + 1, **changes))
-                writes |= not given.equals(inputs)
+                    one_by_one.append(run_pass(twin, axis, inputs.copied(), m, m + 1, **changes))
             expected = join(one_by_one, [1] * members)
-            restore()
     except Exception:  # what the network cannot do on such a batch is for its own call to say
         return None
     divisible = {len(t[0]) for _, t in tensors(expected) if t.dim() > 1} <= {inputs.size}
@@ -111,7 +102,7 @@ def _compare(
         problem = difference(got, expected)
     except Exception as e:
         problem = (str(e) or type(e).__name__).splitlines()[0]
-    return Verdict(problem, max(row_bytes), writes, divisible)
+    return Verdict(problem, max(row_bytes), divisible)
 
 
 @contextmanager
@@ -217,16 +208,10 @@ _CALM = {"dropout_p": 0.0, "training": False}
 
 
 class _Draws:
-    """Starts every pass with the same seeds, and sees whether it draws random numbers.
+    """Starts every pass with the same seeds, and sees whether it has ``drawn`` random numbers.
 
-    Args:
-        device: of the network.
-        low: which of two values takes the place of all random numbers, however many are drawn; a
-            network may draw whether it mixes samples. Permutations reverse. None: numbers are drawn
-            from the seeds.
-
-    Attributes:
-        drawn: whether a pass has drawn any.
+    ``low`` says which of two values takes the place of them all, however many are drawn; a network
+    may draw whether it mixes samples. Permutations reverse. None leaves what is drawn.
     """
 
     def __init__(self, device: torch.device, low: bool | None = None) -> None:
@@ -272,14 +257,10 @@ class _Fixing(TorchDispatchMode):
         if "dropout" in name and "attention" not in name:
             x = args[0]
             return (x.clone(), torch.ones_like(x, dtype=torch.bool)) if "native" in name else x
-        given = list(args)
-        for i, argument in enumerate(func._schema.arguments):
-            if argument.name in _CALM:
-                if i < len(given):
-                    given[i] = _CALM[argument.name]
-                else:
-                    kwargs[argument.name] = _CALM[argument.name]
-        result = func(*given, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        calm = {n: value for n, value in _CALM.items() if n in names}
+        given = [calm.pop(n, x) for n, x in zip(names, args, strict=False)]
+        result = func(*given, **kwargs | calm)
         if not name.startswith(_DRAWS):
             return result
         if name.startswith("randperm"):
@@ -293,11 +274,7 @@ class _Fixing(TorchDispatchMode):
 
 
 def difference(got: Any, expected: Any) -> str | None:
-    """How results of members (M, B, …) differ.
-
-    Returns:
-        "" if they do not; None if these results cannot tell the members apart.
-    """
+    """How results of members differ: "" if they do not; None if these cannot tell members apart."""
     theirs = dict(tensors(got))
     largest_spread = 0.0
     for path, t in tensors(expected):

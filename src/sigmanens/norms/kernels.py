@@ -27,12 +27,8 @@ def batch_norm(
 ) -> Tensor:
     """Normalise x (k·B, C, …), member-major, by the statistics of each member: the shape of x.
 
-    Args:
-        x: k members' rows.
-        state: running statistics, which ``training`` updates in place, scales and shifts.
-        training: normalise by the statistics of the batch rather than by the running ones.
-        factors: weight of the batch in each member's running averages: k numbers.
-        eps: added to the variances.
+    ``training`` normalises by the statistics of the batch rather than by the running ones, which it
+    updates in place: the batch has the weights ``factors`` (k) in the members' averages.
     """
     mean, var, scale, shift = state
     k = scale.shape[0]

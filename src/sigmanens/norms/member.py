@@ -50,11 +50,8 @@ def without_hooks(module: nn.Module) -> nn.Module:
 class MemberNorm(nn.Module):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
-    Args:
-        axis: the member axis.
-        source: where the tail comes from.
-        tail: names of the submodules (dropout, activation) that the source applies last, in this
-            order. They keep their names. Absent ones are passed over.
+    ``tail`` names the submodules (dropout, activation) that ``source`` applies last, in this order.
+    They keep their names. Absent ones are passed over.
     """
 
     prefix = "Member"  # of the name of a class made for a source's class
@@ -79,8 +76,7 @@ class MemberNorm(nn.Module):
         """Be a norm of the source's class to other code, and keep a copy as template of plain ones.
 
         The attributes of the source that this layer lacks (``affine``, ``momentum``, …) become its
-        own; parameters and buffers do not. ``like`` has the dtype and device of the network, for
-        norms without tensors.
+        own. ``like`` has the dtype and device of the network, for norms without tensors.
         """
         self._template = [without_hooks(source)]
         for key, value in vars(source).items():
@@ -96,8 +92,9 @@ class MemberNorm(nn.Module):
             InputError: if this layer has taken no norm's place.
         """
         if not self._template:
-            where = f"layer '{self.where}'"
-            raise InputError(f"{where} was not made by conversion: it has no plain form")
+            raise InputError(
+                f"layer '{self.where}' was not made by conversion: it has no plain form"
+            )
         return self._template[0]
 
     def train(self, mode: bool = True) -> Any:

@@ -23,39 +23,27 @@ from sigmanens.passes.trees import map_tensors
 
 @dataclass(frozen=True)
 class Pass:
-    """Members ``start ≤ m < stop`` of an ensemble, in one call.
-
-    Attributes:
-        axis: of the ensemble.
-        start, stop: the members.
-        running: whether the network runs; False where members are only chosen.
-        held: members that the layers hold: M, or fewer in a compiled network.
-        memory: what layers remember until the call ends, or None.
-        perturbed: whether scales are changed so that members differ visibly, for a trial.
-        once: whether one pass over B rows stands for all members (the shared prefix).
-        prefix: what records or replays the shared prefix, or None.
-        recorded: results of the shared prefix for this call, where they are there already.
-        count: number of members k.
-        members: their rows in a tensor (M, …).
-    """
+    """Members ``start ≤ m < stop`` of the ensemble that ``axis`` is of, in one call."""
 
     axis: MemberAxis
     start: int
     stop: int
-    running: bool = False
-    held: int = 0
-    memory: dict[Any, Any] | None = None
-    perturbed: bool = False
-    once: bool = False
-    prefix: Any = None
-    recorded: list[Any] | None = None
+    running: bool = False  # whether the network runs; False where members are only chosen
+    held: int = 0  # members that the layers hold: M, or fewer in a compiled network
+    memory: dict[Any, Any] | None = None  # what layers remember until the call ends
+    perturbed: bool = False  # whether scales are changed so that members differ visibly (trials)
+    once: bool = False  # whether one pass over B rows stands for all members (the shared prefix)
+    prefix: Any = None  # what records or replays the shared prefix
+    recorded: list[Any] | None = None  # results of the shared prefix that are there already
 
     @property
     def count(self) -> int:
+        """Number of members k."""
         return self.stop - self.start
 
     @property
     def members(self) -> slice:
+        """Their rows in a tensor (M, …)."""
         return slice(self.start, self.stop)
 
 
@@ -69,12 +57,9 @@ def peek() -> Pass | None:
 
 
 class MemberAxis:
-    """The members of one ensemble. Its layers ask it which members are in the pass.
+    """The M members of one ensemble. Its layers ask it which of them are in the pass.
 
     It is a token without state, which copies of a layer share.
-
-    Args:
-        num_members: number of members M, at least 1.
     """
 
     def __init__(self, num_members: int) -> None:
@@ -126,11 +111,9 @@ class MemberAxis:
 
     @contextmanager
     def choosing(self, *, pin: bool = False, **changes: Any) -> Iterator[Pass]:
-        """Change the pass for the calls in the block: ``start``, ``stop``, ``memory``, …
+        """Change attributes of the :class:`Pass` for the calls in the block.
 
-        Args:
-            pin: also for compiled code, which all threads share: the caller holds a lock.
-            changes: attributes of :class:`Pass`.
+        ``pin`` does so for compiled code too, which all threads share: the caller holds a lock.
         """
         if torch.compiler.is_compiling():
             before, old = self.pinned, self.chosen
@@ -178,9 +161,6 @@ class MemberAxis:
         if key not in memory:
             memory[key] = make()
         return memory[key]
-
-    def __repr__(self) -> str:
-        return f"MemberAxis({self._members})"
 
 
 _KEPT = 32  # backward passes that one thread is taken to run side by side

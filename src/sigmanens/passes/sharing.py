@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from sigmanens.passes.context import peek
-from sigmanens.seeding import generator_states
 
 
 class Reached(BaseException):
@@ -51,29 +49,17 @@ def _compute(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 class Recording:
-    """Collects the results of modules until ``end`` is called, which raises :class:`Reached`.
+    """Collects the results of modules until ``end`` is called, which raises :class:`Reached`."""
 
-    ``draws_between`` says whether random numbers were drawn between the modules on the device
-    ``watch``; nobody looks if that is None.
-    """
-
-    def __init__(
-        self, modules: Iterable[nn.Module], end: nn.Module, watch: torch.device | None = None
-    ) -> None:
+    def __init__(self, modules: Iterable[nn.Module], end: nn.Module) -> None:
         self.modules = set(modules)
         self.end = end
         self.made: list[nn.Module] = []
         self.results: list[Any] = []
         self._depth = 0
-        self.draws_between = False
-        self._watch = watch
-        self._state = None if watch is None else generator_states(watch)
 
     def call(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Compute, and keep the result unless another module of the prefix made the call."""
-        if not self._depth and self._watch is not None:
-            now = generator_states(self._watch)
-            self.draws_between |= not all(map(torch.equal, self._state or [], now))
         if module is self.end:
             raise Reached
         if module not in self.modules:
@@ -84,22 +70,25 @@ class Recording:
         if not self._depth:
             self.made.append(module)
             self.results.append(result)
-            if self._watch is not None:
-                self._state = generator_states(self._watch)
         return result
 
 
 class Replaying:
     """Gives modules the recorded results of their calls, in order; then they compute again.
 
-    Hooks of a module do not run.
+    Hooks of a module do not run. A call of ``end`` raises :class:`Reached`.
     """
 
-    def __init__(self, results: Mapping[nn.Module, Iterable[Any]]) -> None:
+    def __init__(
+        self, results: Mapping[nn.Module, Iterable[Any]], end: nn.Module | None = None
+    ) -> None:
         self._queues = {m: iter(q) for m, q in results.items()}
+        self._end = end
 
     def call(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The next recorded result of a module, or what it computes."""
+        if module is self._end:
+            raise Reached
         for result in self._queues.get(module, ()):
             return result
         return _compute(module, args, kwargs)
