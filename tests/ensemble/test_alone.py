@@ -173,7 +173,7 @@ class Biased(SigmaLayerNorm):
         self.bonus = nn.Parameter(torch.arange(float(axis.num_members)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.bonus[self.axis.start : self.axis.stop].mean()
+        return super().forward(x) + self.bonus[self.axis.current.members].mean()
 
 
 def test_a_layer_that_holds_more_of_each_member_is_compiled_for_each() -> None:

@@ -206,6 +206,10 @@ def test_a_batch_that_does_not_split_is_an_error() -> None:
         InputError, match=r"split=True got 7 rows, which 3 members do not divide.*6"
     ):
         ens(torch.randn(7, 4), split=True)
+    with pytest.raises(
+        InputError, match=r"cannot divide input '0', a torch\.Tensor, among members"
+    ):
+        ens(torch.eye(6, 4).to_sparse(), split=True)
 
 
 def test_an_array_in_the_place_of_a_tensor_is_named() -> None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import sigmanens as sn
-from sigmanens.errors import ConversionError, InputError
+from sigmanens.errors import ConversionError, ExportError, InputError, OutsidePassError
 from sigmanens.norms import MemberNorm, RunningStatistics
 
 MEMBERS = 3
@@ -58,6 +58,9 @@ class Holder(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
 
 
 def converted(plain: nn.Module, **options: object) -> MemberNorm:
@@ -413,15 +416,29 @@ def test_copying_into_a_plain_norm_names_the_layer() -> None:
         frozen.weight.data.copy_(ens.network.bn1.weight)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 def test_fusing_with_a_convolution_fails_and_changes_nothing() -> None:
     ens = sn.convert(Pictures(), 2, init="preserve").eval()
     before = {k: v.clone() for k, v in ens.state_dict().items()}
     net = ens.network
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConversionError, match=r"fusion would take the weight .* layer 'bn1'"):
         torch.nn.utils.fusion.fuse_conv_bn_eval(net.conv1, net.bn1)
+    with pytest.raises(ConversionError, match=r"weight_norm would .*: ens\.member\(i\)"):
+        torch.nn.utils.weight_norm(net.bn1)
     with pytest.raises(AssertionError, match="SigmaBatchNorm2d"):
         torch.ao.quantization.fuse_modules(net, [["conv1", "bn1"]], inplace=True)
+    assert ens.state_dict().keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in ens.state_dict().items())
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["ensemble", "within another network"])
+def test_a_symbolic_trace_says_what_to_do_instead(inner: bool) -> None:
+    ens = sn.convert(Pictures(), 2).eval()
+    with pytest.raises(ExportError, match=r"export_program\(ens, example\), or trace one member"):
+        torch.fx.symbolic_trace(Holder(ens) if inner else ens)
+    with pytest.raises(OutsidePassError, match=r"ens\.member\(m\)"):
+        torch.fx.symbolic_trace(ens.network)
+    torch.fx.symbolic_trace(ens.member(0))
 
 
 def test_weight_decay_leaves_out_the_norms() -> None:

@@ -28,15 +28,9 @@ from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.prediction import Prediction
 from sigmanens.errors import InputError
 
-__all__ = ["check_risk", "predict_adaptively", "settled"]
-
 
 def check_risk(adaptive: bool | float) -> float:
-    """The risk that ``adaptive`` stands for: 0 for True.
-
-    Raises:
-        InputError: unless it is True or a number in (0, 1).
-    """
+    """The risk that ``adaptive`` stands for; InputError unless it is True (0) or in (0, 1)."""
     if adaptive is True:
         return 0.0
     if isinstance(adaptive, bool) or not isinstance(adaptive, float) or not 0 < adaptive < 1:
@@ -48,13 +42,9 @@ def check_risk(adaptive: bool | float) -> float:
 
 
 def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
-    """Which samples need no further member: (B,) bool.
+    """Which samples need no further member, by the mean (B, C) of the first ``used``: (B,) bool.
 
-    Args:
-        mean: mean probabilities of the first ``used`` members: (B, C).
-        used: k.
-        members: M.
-        risk: accepted probability that a sample's label is not that of all members; 0 for none.
+    ``risk`` is the accepted probability that a sample's label is not that of all members.
     """
     first, second = mean.topk(2, 1).values.unbind(1)
     gap = first - second
@@ -67,7 +57,7 @@ def settled(mean: Tensor, used: int, members: int, risk: float = 0.0) -> Tensor:
 
 
 def predict_adaptively(
-    ask: Callable[[int, Inputs], Tensor],
+    ask: Callable[[Inputs, int, int], Tensor],
     inputs: Inputs,
     members: int,
     risk: float,
@@ -76,17 +66,10 @@ def predict_adaptively(
 ) -> Prediction:
     """Add members one at a time, each for the samples that are not settled yet.
 
-    Args:
-        ask: the logits (B′, C) of a member for some samples, in evaluation mode.
-        inputs: B samples.
-        members: M.
-        risk: as for :func:`settled`.
-        temperature: T of ``softmax(log p̄ / T)``.
-        class_dim: dimension of the classes in one member's logits.
+    ``ask(samples, first, last)`` gives the logits (k, B′, C) of k members in evaluation mode.
 
-    Returns:
-        a prediction with ``members_used`` (B,), in which each sample's figures are those of the
-        members it was shown to; ``member_log_probs`` of the others is NaN.
+    Each sample's figures are those of its ``members_used``; ``member_log_probs`` of the others is
+    NaN.
 
     Raises:
         InputError: for logits other than one row (B, C) per sample.
@@ -96,7 +79,7 @@ def predict_adaptively(
     used = torch.full((size,), members)
     logits: Tensor | None = None
     for m in range(members):
-        new = ask(m, inputs.select(open_rows))
+        new = ask(inputs.select(open_rows), m, m + 1)[0]
         if new.dim() != 2 or class_dim not in (1, -1):
             raise InputError(
                 f"adaptive stopping is for one row of logits per sample; a member's logits are "
@@ -118,18 +101,13 @@ def predict_adaptively(
 
 def _joined(logits: Tensor, used: Tensor, temperature: float) -> Prediction:
     """One prediction from the first ``used`` members of each sample."""
+    used = used.to(logits.device)
     order, parts = [], []
-    members = len(logits)
     for k in used.unique().tolist():
         rows = (used == k).nonzero().squeeze(1)
-        part = Prediction.from_logits(logits[:k, rows.to(logits.device)], temperature)
-        missing = part.member_log_probs.new_full((members - k, *part.log_probs.shape), math.nan)
+        part = Prediction.from_logits(logits[:k, rows], temperature)
+        missing = logits.new_full((len(logits) - k, *part.log_probs.shape), math.nan)
+        members = torch.cat([part.member_log_probs, missing.to(part.log_probs.dtype)])
         order.append(rows)
-        parts.append(
-            replace(
-                part,
-                member_log_probs=torch.cat([part.member_log_probs, missing]),
-                members_used=used[rows].to(logits.device),
-            )
-        )
-    return Prediction.cat(parts).reordered(torch.cat(order).argsort().to(logits.device))
+        parts.append(replace(part, member_log_probs=members, members_used=used[rows]))
+    return Prediction.cat(parts).reordered(torch.cat(order).argsort())

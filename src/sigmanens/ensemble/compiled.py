@@ -10,7 +10,7 @@ so the caller holds a lock.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -22,12 +22,10 @@ from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["alone", "can_be_alone", "is_compiled", "uncompiled"]
-
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SCALES = ("scale_logit", "scale")
 _AFFINE = ("carrier", "offset", "shift")  # one for each member, or one for all
-_SHARED = ("weight", "bias", "ones")
+_KNOWN = {*_STATISTICS, *_SCALES, *_AFFINE, "weight", "bias", "ones"}
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -47,7 +45,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 def can_be_alone(network: nn.Module, members: int) -> bool:
-    """Whether it is known what all layers hold of each member, in tensors that can be viewed.
+    """Whether all that layers hold of each member is in tensors that are known and can be viewed.
 
     Not so of layers of other authors that hold more, and of parameters divided over ranks.
     """
@@ -55,8 +53,7 @@ def can_be_alone(network: nn.Module, members: int) -> bool:
         return False
     for module in network.modules():
         if isinstance(module, MemberNorm):
-            held = {*module._parameters, *module._buffers}
-            if not held <= {*_STATISTICS, *_SCALES, *_AFFINE, *_SHARED}:
+            if not {*module._parameters, *module._buffers} <= _KNOWN:
                 return False
         elif isinstance(module, MemberHeads):
             continue
@@ -67,46 +64,28 @@ def can_be_alone(network: nn.Module, members: int) -> bool:
 
 @contextmanager
 def alone(network: nn.Module, axis: MemberAxis, start: int, stop: int) -> Iterator[None]:
-    """Let a network hold members ``start … stop-1`` only, for the time of the block.
-
-    Args:
-        network: a converted network for which :func:`can_be_alone` holds.
-        axis: its member axis.
-        start, stop: the members of a pass.
-    """
+    """Let a network for which :func:`can_be_alone` holds have members ``start … stop-1`` only."""
+    k = stop - start
     with ExitStack() as undo:
+
+        def change(held: dict[str, Any], values: dict[str, Any]) -> None:
+            undo.callback(dict.update, held, {name: held[name] for name in values})
+            held.update(values)
+
         for module in list(network.modules()):
             if isinstance(module, MemberHeads):
-                heads = nn.ModuleList(module.heads[start:stop])
-                undo.enter_context(_replaced(module._modules, {"heads": heads}))
+                change(module._modules, {"heads": nn.ModuleList(module.heads[start:stop])})
             elif isinstance(module, MemberNorm):
                 for held in (module._parameters, module._buffers):
-                    rows = {
-                        name: t[start:stop]
-                        for name, t in held.items()
-                        if t is not None and _has_members(module, name, t)
-                    }
-                    undo.enter_context(_replaced(held, rows))
-        k = stop - start
+                    own = [(n, t) for n, t in held.items() if t is not None]
+                    rows = {n: t[start:stop] for n, t in own if _has_members(module, n, t)}
+                    change(held, rows)
         undo.enter_context(axis.choosing(pin=True, start=0, stop=k, held=k, memory=None))
         yield
 
 
 def _has_members(module: MemberNorm, name: str, t: Tensor) -> bool:
     """Whether dimension 0 of a layer's tensor are the members."""
-    if name in _STATISTICS or name in _SCALES:
-        return True
-    if name not in _AFFINE or not isinstance(module, SigmaNorm):
-        return False
-    return t.dim() == module.logit.dim() and t.shape[0] == module.axis.num_members
-
-
-@contextmanager
-def _replaced(held: dict[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
-    """Set entries of a dictionary for a while."""
-    before = {name: held[name] for name in values}
-    held.update(values)
-    try:
-        yield
-    finally:
-        held.update(before)
+    if name in _AFFINE and isinstance(module, SigmaNorm):
+        return t.dim() == module.logit.dim() and t.shape[0] == module.axis.num_members
+    return name in _STATISTICS or name in _SCALES

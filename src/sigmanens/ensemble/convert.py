@@ -1,8 +1,7 @@
 """From a network to an ensemble: find its norms and heads, then swap them.
 
 ``convert`` works on a copy, ``convert_`` in place. Both resolve a :class:`ConversionConfig` to
-exact names and build that. Loading a checkpoint builds the same config and fills in the saved
-values.
+exact names and build that, as loading a checkpoint does.
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ from sigmanens.errors import (
 )
 from sigmanens.passes.modes import evaluating
 
-__all__ = ["convert", "convert_"]
-
-_TASKS = {
+# By problem_type of a configuration of transformers.
+_TASKS: dict[Any, str] = {
     "single_label_classification": "multiclass",
     "multi_label_classification": "multilabel",
     "regression": "regression",
 }
-"""By ``problem_type`` of a configuration of transformers."""
 
 
 def convert(
@@ -100,11 +97,7 @@ def convert(
         ConversionError: as named. InputError: for an argument out of its range, or options beside
         a config.
     """
-    config = _config(
-        members, head=head, head_name=head_name, layers=layers, init=init, scale=scale, shift=shift,
-        train=train, batch_dims=batch_dims, schedule=schedule, task=task,
-    )  # fmt: skip
-    return _convert(model, config, example, generator, in_place=False)
+    return _convert(**locals(), in_place=False)
 
 
 def convert_(
@@ -126,20 +119,13 @@ def convert_(
 ) -> SigmaEnsemble:
     """Convert a network in place: as :func:`convert`, but ``model`` itself becomes the backbone.
 
-    A conversion that fails leaves the network as it was.
-
-    Raises:
-        ConversionError: besides the errors of ``convert``, if the network is itself a norm, which
-            cannot replace itself.
+    A conversion that fails leaves the network as it was, and so does one of a network that is
+    itself a norm, which cannot replace itself: ConversionError.
     """
-    config = _config(
-        members, head=head, head_name=head_name, layers=layers, init=init, scale=scale, shift=shift,
-        train=train, batch_dims=batch_dims, schedule=schedule, task=task,
-    )  # fmt: skip
-    return _convert(model, config, example, generator, in_place=True)
+    return _convert(**locals(), in_place=True)
 
 
-def _config(members: int | ConversionConfig, **options: Any) -> ConversionConfig:
+def _config(members: int | ConversionConfig, options: dict[str, Any]) -> ConversionConfig:
     """The config that was given, or one of the options; InputError for both."""
     if not isinstance(members, ConversionConfig):
         return ConversionConfig(members, **options)
@@ -155,12 +141,13 @@ def _config(members: int | ConversionConfig, **options: Any) -> ConversionConfig
 
 def _convert(
     model: nn.Module,
-    config: ConversionConfig,
+    members: int | ConversionConfig,
     example: Any,
     generator: torch.Generator | None,
-    *,
     in_place: bool,
+    **options: Any,
 ) -> SigmaEnsemble:
+    config = _config(members, options)
     _check_model(model)
     resolve_batch_dims(model, config.batch_dims)
     norms = find_norms(model)
@@ -177,20 +164,22 @@ def _convert(
     if head == "auto":
         head = "copy" if init == "preserve" else "fresh"
     heads = [] if head == "shared" else find_heads(model, config.head_name, head)
-    functional, output = _functional_norms(model, dict(norms), example)
+    functional, output = FunctionalNorms(model, dict(norms)), None
+    if example is not None:
+        args, kwargs = call_arguments(example)
+        with evaluating(model), functional:
+            output = model(*args, **kwargs)
     audited = audit(model, config.layers, heads, functional.bypassed)
     converted = [e.name for e in audited[0] if e.action == "converted"]
-    task = config.task or _TASKS.get(
-        str(getattr(getattr(model, "config", None), "problem_type", ""))
-    )
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    task = config.task or _TASKS.get(problem)
     plan = replace(config, init=init, head=head, head_name=heads, layers=converted, task=task)
     expected = None
     if example is not None and init == "preserve" and head != "fresh":
         expected = logits_of(output)
     with _restored_on_error(model):
-        ensemble = SigmaEnsemble(
-            build(model, plan, in_place=in_place, generator=generator, audited=audited)
-        )
+        made = build(model, plan, in_place=in_place, generator=generator, audited=audited)
+        ensemble = SigmaEnsemble(made)
         ensemble.report.init_reason = reason
         if init == "paper" and head == "copy":
             ensemble.report.notes.append(
@@ -203,18 +192,6 @@ def _convert(
     for found in functional.found:
         warnings.warn(found, SigmaNensWarning, stacklevel=3)
     return ensemble
-
-
-def _functional_norms(
-    model: nn.Module, norms: Mapping[str, nn.Module], example: Any
-) -> tuple[FunctionalNorms, Any]:
-    """Run the base on the example, if there is one: norms called as functions, and its result."""
-    functional = FunctionalNorms(model, norms)
-    if example is None:
-        return functional, None
-    args, kwargs = call_arguments(example)
-    with evaluating(model), functional:
-        return functional, model(*args, **kwargs)
 
 
 @contextmanager

@@ -37,11 +37,7 @@ def average_gradients(
 
     Call it after ``ens.backward`` (or several, when accumulating) and before clipping and the
     optimizer. Parameters without a gradient on any rank keep none.
-
-    Args:
-        ensemble: the same on every rank, not wrapped; also a wrapper of it.
-        group: the process group; the default one by default.
-        bucket_bytes: about as many bytes are exchanged at once.
+    The ensemble may be wrapped. About ``bucket_bytes`` are exchanged at once.
     """
     parameters = [p for p in ensemble.parameters() if p.requires_grad]
     if not parameters:
@@ -86,14 +82,8 @@ def own_members(
         average_gradients(ens)
         optimizer.step()
 
-    Args:
-        ensemble: M members.
-        member_ranks: J ranks that divide the members among themselves; all by default. Ranks with
-            the same ``rank // J`` must be given the same batch.
-        group: the process group.
-
-    Yields:
-        the members of this rank.
+    ``member_ranks`` is J, the number of ranks that divide the M members among themselves; all by
+    default. Ranks with the same ``rank // J`` must be given the same batch.
 
     Raises:
         InputError: if J does not divide the number of ranks or M, a SyncBatchNorm would mix the
@@ -127,13 +117,8 @@ def own_members(
 def average_statistics(ensemble: SigmaEnsemble, member_ranks: int = 1, group: Any = None) -> None:
     """Give all ranks the same running statistics: of each member, the mean over those that ran it.
 
-    Call it before evaluating or saving. With SyncBatchNorm and all members on every rank they are
-    the same already.
-
-    Args:
-        ensemble: M members.
-        member_ranks: J, as for :func:`own_members`.
-        group: the process group.
+    Call it before evaluating or saving, with the arguments of :func:`own_members`. With
+    SyncBatchNorm and all members on every rank they are the same already.
     """
     data_ranks = dist.get_world_size(group) // member_ranks
     with own_members(ensemble, member_ranks, group) as own:
@@ -145,7 +130,5 @@ def average_statistics(ensemble: SigmaEnsemble, member_ranks: int = 1, group: An
                     mine = torch.zeros_like(buffer)
                     mine[own.start : own.stop] = buffer[own.start : own.stop]
                     dist.all_reduce(mine, group=group)
-                    if buffer.is_floating_point():
-                        buffer.copy_(mine / data_ranks)
-                    else:
-                        buffer.copy_(mine // data_ranks)
+                    counts = not buffer.is_floating_point()
+                    buffer.copy_(mine // data_ranks if counts else mine / data_ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
@@ -26,10 +27,10 @@ from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
 from sigmanens.ensemble.features import member_features
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, check_predictable, logits_of
+from sigmanens.ensemble.prefix import Leaves
 from sigmanens.ensemble.preserved import check_preserved
 from sigmanens.ensemble.runner import Runner, share
-from sigmanens.ensemble.trial import twin_of
-from sigmanens.errors import InputError, warn
+from sigmanens.errors import ExportError, InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.modes import evaluating, training
@@ -37,33 +38,24 @@ from sigmanens.saving.checkpoint import Saved, check_values, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
 from sigmanens.saving.source import Source
 
-__all__ = ["SigmaEnsemble", "as_ensemble", "load"]
-
 
 class Objective(Protocol):
     """What :meth:`SigmaEnsemble.backward` needs of a loss (:class:`sigmanens.EnsembleLoss`)."""
 
     task_loss: Tensor | None
 
-    def task(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean over members of their own losses: ()."""
-        ...
+    def task(self, logits: Tensor, y: Tensor) -> Tensor: ...
 
-    def penalty(self, ensemble: Any) -> Tensor | None:
-        """The diversity penalty: (), or None."""
-        ...
+    def penalty(self, ensemble: Any) -> Tensor | None: ...
 
-    def state_task(self, ensemble: Any) -> None:
-        """Tell the ensemble the task that the loss is made for."""
-        ...
+    def state_task(self, ensemble: Any) -> None: ...
 
 
 class SigmaEnsemble(nn.Module):
     """M members that share a backbone; made by :func:`sigmanens.convert`.
 
-    Calls from several threads do not see each other: an answer is the one that the call gets
-    alone, whatever members, chunks or schedule the others ask for. Predictions of a compiled
-    ensemble wait for each other.
+    Calls from several threads do not see each other. Passes of a compiled ensemble wait for each
+    other.
 
     Attributes:
         network: the converted network. Its layers refuse a call from outside; see :meth:`forward`.
@@ -101,8 +93,6 @@ class SigmaEnsemble(nn.Module):
         twin.__setstate__(copy.deepcopy(self.__reduce_ex__(2)[2], memo))
         return twin
 
-    # -- passes ----------------------------------------------------------------------------------
-
     def forward(self, *args: Any, split: bool = False, **kwargs: Any) -> Any:
         """Results of all members.
 
@@ -112,8 +102,7 @@ class SigmaEnsemble(nn.Module):
             split: the batch holds M·b rows and member m sees rows m·b … (m+1)·b - 1 only.
 
         Returns:
-            what the base returns (tensor, tuple, mapping, dataclass, ModelOutput), each tensor
-            (M, B, …), or (M, b, …) under ``split``.
+            what the base returns, each tensor (M, B, …), or (M, b, …) under ``split``.
 
         Raises:
             InputError: if no input has a batch dimension, the batch does not divide under
@@ -121,16 +110,17 @@ class SigmaEnsemble(nn.Module):
                 returns an object of an unknown class.
         """
         inputs = self._inputs(args, kwargs)
-        if split:
-            chosen = self.axis.chosen
-            share(inputs.size, chosen.stop - chosen.start)
-        if not torch.compiler.is_compiling():
-            with training(self):
-                return self._runner.run(self.network, inputs, split=split)
-        return self._runner.run(self.network, inputs, split=split)
+        with nullcontext() if torch.compiler.is_compiling() else training(self):
+            return self._runner.run(self.network, inputs, split=split)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
         """Inputs of a call, with a hint where their batch dimension is a guess."""
+        if isinstance(args, Proxy) or any(isinstance(x, Proxy) for x in (*args, *kwargs.values())):
+            raise ExportError(
+                "torch.fx.symbolic_trace cannot trace a SigmaEnsemble: its passes depend on the "
+                "inputs, and a trace has none. Use sigmanens.export_program(ens, example), or "
+                "trace one member: torch.fx.symbolic_trace(ens.member(0))"
+            )
         inputs = Inputs.of(args, kwargs, self._dims)
         if inputs.guessed and not self._hinted and not torch.compiler.is_compiling():
             self._hinted = True
@@ -147,17 +137,14 @@ class SigmaEnsemble(nn.Module):
     def fixed(self) -> Iterator[SigmaEnsemble]:
         """Compute scales and shifts once for all predictions in the block.
 
-        In evaluation mode without gradients, layers then remember the scale and shift of each
-        member, into which a batch norm's statistics are folded. Parameters and statistics must not
-        change within the block, which holds for the thread that opens it::
+        Parameters and statistics must not change within the block, which holds for evaluation
+        without gradients in the thread that opens it::
 
             with ens.fixed():
                 predictions = [ens.predict(x) for x in loader]
         """
         with self.axis.remembering():
             yield self
-
-    # -- what it is ------------------------------------------------------------------------------
 
     @property
     def num_members(self) -> int:
@@ -181,11 +168,8 @@ class SigmaEnsemble(nn.Module):
     @property
     def base_config(self) -> Any:
         """The base's ``config`` (transformers) or ``pretrained_cfg`` (timm), or None."""
-        for key in ("config", "pretrained_cfg"):
-            found = getattr(self.network, key, None)
-            if found is not None:
-                return found
-        return None
+        found = getattr(self.network, "config", None)
+        return getattr(self.network, "pretrained_cfg", None) if found is None else found
 
     @property
     def task(self) -> str | None:
@@ -226,20 +210,14 @@ class SigmaEnsemble(nn.Module):
         themselves that theirs are frozen.
         """
         super().train(mode)
-        if self._frozen:
-            for module in self._plain_with_statistics():
-                module.eval()
+        for module in self._plain_with_statistics() if self._frozen else ():
+            module.eval()
         return self
 
-    def _plain_with_statistics(self) -> list[nn.Module]:
+    def _plain_with_statistics(self) -> list[_NormBase]:
         """Norms in heads, or kept, that are no members' and keep running statistics."""
-        return [
-            m
-            for m in self.network.modules()
-            if isinstance(m, _NormBase)
-            and not isinstance(m, RunningStatistics)
-            and m.track_running_stats
-        ]
+        norms = [m for m in self.network.modules() if isinstance(m, _NormBase)]
+        return [m for m in norms if m.track_running_stats and not isinstance(m, RunningStatistics)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         kept = self.temperature
@@ -250,9 +228,7 @@ class SigmaEnsemble(nn.Module):
     def check(self, example: Any, expected: Tensor | None = None) -> None:
         """Verify on an example that folding keeps members apart and the base's function is kept.
 
-        Args:
-            example: a tensor, a tuple of positional or a mapping of keyword inputs.
-            expected: the base's logits on it in evaluation mode (B, …), or None not to compare.
+        ``expected`` are the base's logits on it in evaluation mode (B, …), or None not to compare.
 
         Raises:
             ConversionError: if a member does not reproduce them to 1e-3 of the largest logit, and
@@ -260,20 +236,15 @@ class SigmaEnsemble(nn.Module):
         """
         inputs = self._inputs(*call_arguments(example, self.network))
         for mode in (False, True):
-            with twin_of(self.network) as twin:
-                twin.train(mode)
-                if self._runner.schedule != "sequential" and not inputs.whole:
-                    self._runner.settle(twin, inputs)
+            if self._runner.schedule != "sequential" and not inputs.whole:
+                self._runner.settle(self.network, inputs, mode)
         with evaluating(self):
             ours = logits_of(self._runner.run(self.network, inputs.copied()))
         if expected is None:
             return
-        note = check_preserved(ours, expected, self, inputs)
-        if note:
+        if note := check_preserved(ours, expected, self, inputs):
             self.report.notes.append(note)
             warn(note)
-
-    # -- training --------------------------------------------------------------------------------
 
     def backward(
         self,
@@ -293,10 +264,9 @@ class SigmaEnsemble(nn.Module):
         serves all members.
 
         Args:
-            x: inputs, as for :meth:`predict`.
+            x, kwargs: inputs, as for :meth:`predict`, and further keyword inputs of the network.
             y: labels (B,), soft labels or labels of 0 and 1 (B, C).
             loss_fn: an :class:`~sigmanens.EnsembleLoss`.
-            kwargs: further keyword inputs of the network.
             scale: factor on the loss before each backward call (1 / accumulation steps).
             backward: what to call with a loss: ``accelerator.backward``,
                 ``lambda l: scaler.scale(l).backward()``, Lightning's ``manual_backward``.
@@ -314,22 +284,24 @@ class SigmaEnsemble(nn.Module):
         args, named = call_arguments(x, self.network)
         inputs = self._inputs(args, named | dict(kwargs or {}))
         chosen = self.axis.chosen
-        k, total = chosen.stop - chosen.start, None
-        size = _own_rows(inputs, y, k) if split else 0
+        k, total = chosen.count, None
+        size = share(inputs, k) if split else 0
+        if split and y.shape[0] != inputs.size:
+            got = f"{inputs.size} rows and {y.shape[0]} labels"
+            raise InputError(f"split=True got {got}; expected one label per row")
         with training(self):
-            leaves = None if split else self._runner.leaves(self.network, inputs)
+            alone = split or k == 1
+            leaves = Leaves(None if alone else self._runner.record(self.network, inputs))
             for i, m in enumerate(range(chosen.start, chosen.stop)):
                 part, labels = inputs, y
                 if split:
                     part, labels = inputs.narrow(i * size, size), y.narrow(0, i * size, size)
-                recorded = None if leaves is None else leaves.results
-                with self._runner.choosing(self, m, m + 1, recorded):
-                    result = self._runner.own(self.network, part).call(self)
+                with self._runner.choosing(self, m, m + 1, leaves.results):
+                    result = self._runner.own(part).call(self)
                     task = loss_fn.task(logits_of(result), labels) / k
                     backward(task * scale)
                 total = task.detach() if total is None else total + task.detach()
-            if leaves is not None:
-                leaves.backward()
+            leaves.backward()
         assert total is not None
         loss_fn.task_loss = total
         loss_fn.state_task(self)  # again, for the labels may have said it
@@ -338,8 +310,6 @@ class SigmaEnsemble(nn.Module):
             return total
         backward(penalty * scale)
         return total + penalty.detach()
-
-    # -- prediction ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(
@@ -383,71 +353,38 @@ class SigmaEnsemble(nn.Module):
         if inputs.size == 0 and not inputs.whole:
             raise InputError("predict got an empty batch (0 samples)")
         risk = None if adaptive is False else check_risk(adaptive)
-        with evaluating(self), self.axis.remembering(), self._runner.choosing(self, 0, k):
-            if risk is not None:
-                return self._predict_adaptively(inputs, k, chunk, risk, t, class_dim)
-            if chunk is None or chunk >= k * inputs.size:
-                return Prediction.from_logits(self._logits(inputs), t, class_dim, self.task)
-            rows = self._rows_per_pass(inputs, chunk)
-            group = max(1, chunk // max(rows, 1))
+        with evaluating(self), self.axis.remembering():
+            if risk is None and (chunk is None or chunk >= k * inputs.size):
+                return Prediction.from_logits(self._logits(inputs, 0, k), t, class_dim, self.task)
+            rows = inputs.size
+            if not inputs.whole:
+                self._runner.settle(self.network, inputs)
+                rows = min(rows, chunk or rows) if self._runner.divisible else rows
+            if risk is not None and (inputs.whole or not self._runner.divisible):
+                raise InputError(
+                    "adaptive stopping asks members for some of the samples, which this network "
+                    "cannot run in parts; use adaptive=False"
+                )
+            group = max(1, (chunk or 1) // max(rows, 1))
             parts = []
             for first in range(0, max(inputs.size, 1), max(rows, 1)):
                 part = inputs
                 if rows < inputs.size:
                     part = inputs.narrow(first, min(rows, inputs.size - first))
-                blocks = []
-                for m in range(0, k, group):
-                    with self._runner.choosing(self, m, min(m + group, k)):
-                        blocks.append(self._logits(part))
-                logits = torch.cat(blocks)
-                parts.append(Prediction.from_logits(logits, t, class_dim, self.task))
+                if risk is not None:
+                    parts.append(predict_adaptively(self._logits, part, k, risk, t, class_dim))
+                    continue
+                blocks = [self._logits(part, m, min(m + group, k)) for m in range(0, k, group)]
+                parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim, self.task))
             return Prediction.cat(parts)
 
-    def _rows_per_pass(self, inputs: Inputs, chunk: int | None) -> int:
-        """Samples in a part of at most ``chunk``; all where they cannot be run in parts."""
-        if chunk is None or inputs.whole:
-            return inputs.size
-        self._runner.settle(self.network, inputs)
-        return min(inputs.size, chunk) if self._runner.divisible else inputs.size
-
-    def _predict_adaptively(
-        self,
-        inputs: Inputs,
-        members: int,
-        chunk: int | None,
-        risk: float,
-        temperature: float,
-        class_dim: int,
-    ) -> Prediction:
-        """Members one at a time, at most ``chunk`` samples at once."""
-        step = self._rows_per_pass(inputs, inputs.size if chunk is None else chunk)
-        if not self._runner.divisible or inputs.whole:
-            raise InputError(
-                "adaptive stopping asks members for some of the samples, which this network cannot "
-                "run in parts; use adaptive=False"
-            )
-
-        def ask(member: int, part: Inputs) -> Tensor:
-            with self._runner.choosing(self, member, member + 1):
-                return self._logits(part)[0]
-
-        parts = []
-        for first in range(0, inputs.size, step):
-            part = inputs.narrow(first, min(step, inputs.size - first))
-            parts.append(predict_adaptively(ask, part, members, risk, temperature, class_dim))
-        return Prediction.cat(parts)
-
-    def _logits(self, inputs: Inputs) -> Tensor:
-        return logits_of(self._runner.own(self.network, inputs).call(self))
+    def _logits(self, inputs: Inputs, start: int, stop: int) -> Tensor:
+        with self._runner.choosing(self, start, stop):
+            return logits_of(self._runner.own(inputs).call(self))
 
     def features(self, x: Any, *, head_name: str | None = None) -> Tensor:
-        """What each member's head is given, in evaluation mode: (M, B, D).
-
-        See :func:`sigmanens.ensemble.features.member_features`.
-        """
+        """:func:`sigmanens.ensemble.features.member_features` of this ensemble: (M, B, D)."""
         return member_features(self, x, head_name=head_name)
-
-    # -- leaving ---------------------------------------------------------------------------------
 
     def save_pretrained(
         self, directory: str | Path, shared: str = "auto", factory: str | Source | None = None
@@ -458,7 +395,7 @@ class SigmaEnsemble(nn.Module):
         timm, transformers or torchvision, or a factory is named.
 
         Args:
-            directory: folder to write into; made if missing. An older checkpoint there is replaced.
+            directory: made if missing. An older checkpoint there is replaced.
             shared: "auto" also saves shared tensors that training has changed since conversion,
                 "never" raises if there are any, "always" saves all.
             factory: ``"package.module:function"`` that makes a network like the base, or a
@@ -474,12 +411,8 @@ class SigmaEnsemble(nn.Module):
                 InputError: for an unknown ``shared``, or a factory without "always".
         """
         check_values(self)
-        saved = Saved(
-            replace(self.plan, schedule=self.schedule),
-            self.base_fingerprint,
-            float(self.temperature),
-            self.frozen_statistics,
-        )
+        plan, t = replace(self.plan, schedule=self.schedule), float(self.temperature)
+        saved = Saved(plan, self.base_fingerprint, t, self.frozen_statistics)
         return save(
             self.network,
             saved,
@@ -495,9 +428,6 @@ class SigmaEnsemble(nn.Module):
         Scales, shifts, statistics, heads, saved shared tensors, the temperature and whether
         statistics are frozen become those of the checkpoint. Mode, device, ``requires_grad`` and
         schedule stay. Optimizers keep working: every parameter remains the object it is.
-
-        Args:
-            directory: folder written by :meth:`save_pretrained`.
 
         Raises:
             CheckpointError: as for :func:`sigmanens.load`; if the ensemble was converted otherwise;
@@ -525,9 +455,8 @@ class SigmaEnsemble(nn.Module):
     def collapse(self) -> nn.Module:
         """One plain network with the members' scales, shifts, statistics and heads averaged.
 
-        Its function is not the ensemble's average: docs/export.md has measurements of what it
-        costs. Running statistics become those of the members' mixture. To estimate them anew call
-        ``torch.optim.swa_utils.update_bn(loader, network)``.
+        Its function is not the ensemble's average (docs/export.md). Running statistics become those
+        of the members' mixture; ``torch.optim.swa_utils.update_bn`` estimates them anew.
 
         Raises:
             InputError: if the members' heads differ in structure.
@@ -557,27 +486,14 @@ def load(directory: str | Path, base: nn.Module | None = None) -> SigmaEnsemble:
     return ensemble
 
 
-def _own_rows(inputs: Inputs, y: Tensor, members: int) -> int:
-    """Rows of each member when they divide the batch and its labels."""
-    size = share(inputs.size, members)
-    if y.shape[0] != inputs.size:
-        raise InputError(
-            f"split=True got {inputs.size} rows and {y.shape[0]} labels; expected one label per row"
-        )
-    return size
-
-
 def as_ensemble(source: Any) -> SigmaEnsemble:
     """The ensemble itself, also from within DistributedDataParallel or ``torch.compile``.
 
     Raises:
         InputError: if there is none.
     """
-    for inner in (
-        source,
-        getattr(source, "module", None),
-        getattr(source, "_orig_mod", None),
-    ):
+    wrapped = (getattr(source, key, None) for key in ("module", "_orig_mod"))
+    for inner in (source, *wrapped):
         if isinstance(inner, SigmaEnsemble):
             return inner
     raise InputError(

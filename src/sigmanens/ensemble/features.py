@@ -36,24 +36,23 @@ def member_features(network: nn.Module, x: Any, *, head_name: str | None = None)
         network: a :class:`~sigmanens.SigmaEnsemble`, an ensemble whose forward gives (M, B, …),
             such as separate networks, or a plain network (M = 1).
         x: a tensor, a tuple of positional or a mapping of keyword inputs, batch B.
-        head_name: dotted name of the head, as for :func:`sigmanens.convert`, if it is not found
-            by itself.
+        head_name: dotted name of the head, if it is not found by itself.
 
     Raises:
         HeadNotFoundError: if there is no head, or it holds neither Linear nor convolution.
         InputError: if a head runs another number of times than once for each member.
     """
     layers = _last_layers(network, head_name)
-    axis = _axis(network)
-    inner = network if axis is None else network.get_submodule("network")
-    args, kwargs = call_arguments(x, inner)
-    size = Inputs.of(args, kwargs, _batch_dims(network, inner)).size
     members = _num_members(network)
-    if axis is not None:  # the members that are chosen
-        chosen = axis.chosen
-        members = chosen.stop - chosen.start
-        if len(layers) > 1:
-            layers = layers[chosen.start : chosen.stop]
+    axis, plan = getattr(network, "axis", None), getattr(network, "plan", None)
+    inner = network
+    if isinstance(axis, MemberAxis):  # a σN-Ens, of which members may be chosen
+        inner, chosen = network.get_submodule("network"), axis.chosen
+        members = chosen.count
+        layers = layers[chosen.members] if len(layers) > 1 else layers
+    args, kwargs = call_arguments(x, inner)
+    dims = resolve_batch_dims(inner, None if plan is None else plan.batch_dims)
+    size = Inputs.of(args, kwargs, dims).size
     with evaluating(network), _inputs_of(layers) as seen:
         network(*args, **kwargs)
     parts = [p for found in seen for p in found]
@@ -72,11 +71,7 @@ def head_weights(network: nn.Module, *, head_name: str | None = None) -> tuple[T
     """Weight (M, C, D) and bias (M, C) of each member's last layer; a missing bias is 0.
 
     Where nothing follows that layer, a member's logits are ``features @ weight.T + bias`` with the
-    features of :func:`member_features`.
-
-    Args:
-        network: as for :func:`member_features`.
-        head_name: as for :func:`member_features`.
+    features of :func:`member_features`, whose arguments these are.
 
     Raises:
         HeadNotFoundError: if there is no head, or it holds neither Linear nor convolution.
@@ -104,17 +99,6 @@ def _num_members(network: nn.Module) -> int:
     return int(getattr(network, "num_members", 1))
 
 
-def _batch_dims(network: nn.Module, inner: nn.Module) -> dict[str, int | None]:
-    plan = getattr(network, "plan", None)
-    return resolve_batch_dims(inner, None if plan is None else plan.batch_dims)
-
-
-def _axis(network: nn.Module) -> MemberAxis | None:
-    """The member axis of a σN-Ens; None for other networks."""
-    axis = getattr(network, "axis", None)
-    return axis if isinstance(axis, MemberAxis) else None
-
-
 def _last_layers(network: nn.Module, head_name: str | None) -> list[nn.Module]:
     """The last layer of each member's head, or the one that all members share."""
     networks = getattr(network, "networks", None)
@@ -124,21 +108,11 @@ def _last_layers(network: nn.Module, head_name: str | None) -> list[nn.Module]:
     inner = wrapped if hasattr(network, "num_members") and wrapped is not None else network
     if not isinstance(inner, nn.Module):
         raise HeadNotFoundError(f"{type(network).__name__} holds no network to find a head in")
-    heads = _member_heads(inner, _num_members(network), head_name)
-    if heads is None:
-        name = find_heads(inner, head_name, "copy")[0]
-        heads = [inner.get_submodule(name)]
-    return [_last_layer(head) for head in heads]
-
-
-def _member_heads(
-    inner: nn.Module, members: int, head_name: str | None
-) -> Sequence[nn.Module] | None:
-    """Heads of the members' own, where a module holds one for each in a list called ``heads``."""
-    for name, heads in head_lists(inner, members):
+    # Heads of the members' own, where a module holds one for each in a list called ``heads``.
+    for name, heads in head_lists(inner, _num_members(network)):
         if name == (head_name or name):
-            return list(heads)
-    return None
+            return [_last_layer(head) for head in heads]
+    return [_last_layer(inner.get_submodule(find_heads(inner, head_name, "copy")[0]))]
 
 
 def _last_layer(head: nn.Module) -> nn.Module:

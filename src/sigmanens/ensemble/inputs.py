@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sigmanens.errors import InputError
-from sigmanens.passes.trees import map_tensors, opaque
-
-__all__ = ["Inputs", "call_arguments", "resolve_batch_dims"]
+from sigmanens.passes.trees import map_leaves, map_tensors, opaque, tensors
 
 # Among declared dimensions, -1 - n: dimension 0 if it has the size of the batch, and for tensors of
 # up to n dimensions that is known rather than guessed.
@@ -43,32 +41,28 @@ _HUGGING_FACE = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one call of a network.
+    """Inputs of one call of a network. Paths are as in ``"0"`` and ``"states.1"``.
 
-    Attributes:
-        tree: positional inputs under ``"0"``, ``"1"``, …, keyword inputs under their names.
-        batched: batch dimension of each batched tensor, by path (``"0"``, ``"states.1"``).
-        size: number of samples B; 0 where it is not known.
-        guessed: paths whose batch dimension is a guess.
-        whole: objects whose rows cannot be told apart, by path. If there are any, no input counts
-            as batched: every member is given all inputs, one member after the other.
+    If there are objects whose rows cannot be told apart, no input counts as batched: every member
+    is given all inputs, one member after the other.
     """
 
-    tree: Mapping[str, Any]
-    batched: Mapping[str, int]
-    size: int
-    guessed: Sequence[str] = ()
-    whole: Mapping[str, Any] = field(default_factory=dict)
+    tree: Mapping[str, Any]  # positional inputs under "0", "1", …, keyword inputs under their names
+    batched: Mapping[str, int]  # batch dimension of each batched tensor, by path
+    size: int  # number of samples B; 0 where it is not known
+    guessed: Sequence[str] = ()  # paths whose batch dimension is a guess
+    whole: Mapping[str, Any] = field(default_factory=dict)  # such objects, by path
 
     @classmethod
     def of(
         cls, args: Sequence[Any], kwargs: Mapping[str, Any], dims: Mapping[str, int | None]
     ) -> Inputs:
-        """Find the batch in the arguments of a call.
+        """Find the batch in the arguments of a call; ``dims`` is of :func:`resolve_batch_dims`.
 
-        Args:
-            args, kwargs: positional and keyword inputs of the network.
-            dims: what :func:`resolve_batch_dims` made of the declared batch dimensions.
+        Undeclared inputs count as batched when dimension 0 has the size of the batch, which is
+        that of the first tensor. It is a guess when another dimension has that size too (and the
+        input is not the first), or when dimension 0 does not match while another does. It is none
+        for the usual inputs of Hugging Face transformers, where dimension 0 is the batch or 1.
 
         Raises:
             InputError: if no input is a tensor with a batch dimension, or a declared dimension
@@ -78,8 +72,33 @@ class Inputs:
         whole = {} if torch.compiler.is_compiling() else opaque(tree)
         if whole:
             return cls(tree, {}, 0, (), whole)
-        size = _batch_size(tree, dims)
-        batched, guessed = _find_batched(tree, size, dims)
+        found = [
+            (p, x, dims.get(p, dims.get(p.split(".")[0], _UNDECLARED))) for p, x in tensors(tree)
+        ]
+        sizes = [x.shape[max(d, 0)] for _, x, d in found if d is not None and x.dim() > max(d, 0)]
+        if not sizes:
+            raise InputError(_no_batch(tree))
+        size = sizes[0]
+        batched: dict[str, int] = {}
+        guessed: list[str] = []
+        for number, (path, x, dim) in enumerate(found):
+            if dim is None:
+                continue
+            if dim >= 0:
+                if x.dim() <= dim or x.shape[dim] != size:
+                    raise InputError(
+                        f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
+                        f"dimension {dim} is the batch, which has {size} samples here"
+                    )
+                batched[path] = dim
+                continue
+            known = x.dim() <= _UNDECLARED - dim
+            if x.dim() and x.shape[0] == size:
+                batched[path] = 0
+                if number and size > 1 and x.dim() > 1 and x.shape[1] == size and not known:
+                    guessed.append(path)
+            elif size > 1 and size in x.shape and not (known and x.shape[0] == 1):
+                guessed.append(path)
         return cls(tree, batched, size, guessed)
 
     def call(self, network: nn.Module) -> Any:
@@ -115,65 +134,42 @@ class Inputs:
     def resized(self, rows: int) -> Inputs:
         """A batch of ``rows`` samples: those there are, over and over."""
 
-        def pick(x: Tensor, dim: int) -> Tensor:
-            index = torch.arange(rows, device=x.device) % x.shape[dim]
-            return x.index_select(dim, index)
-
-        return self._mapped(pick, rows)
+        return self.select(torch.arange(rows) % self.size)
 
     def copied(self) -> Inputs:
         """The same values in tensors of their own, for a network that writes to its inputs."""
-        tree = map_tensors(lambda x, _: x.clone(), dict(self.tree))
-        whole = {}
-        for path, x in self.whole.items():
+
+        def own(x: Any, path: str) -> Any:
+            if isinstance(x, Tensor):
+                return x.clone()
+            if path not in self.whole:
+                return x
             try:
-                whole[path] = x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+                return copy.deepcopy(x)
             except Exception:  # tensors with a graph cannot be copied so: all members share it
-                whole[path] = x
-            _put(tree, path.split("."), whole[path])
-        return replace(self, tree=tree, whole=whole)
+                return x
+
+        return replace(self, tree=map_leaves(own, dict(self.tree)))
 
     def double(self) -> Inputs:
         """The same with float32 tensors in float64."""
         tree = map_tensors(lambda x, _: x.double() if x.dtype == torch.float32 else x, self.tree)
         return replace(self, tree=tree)
 
-    def equals(self, other: Inputs) -> bool:
-        """Whether all tensors have the same values, bit for bit."""
-        theirs = other.tensors()
-        return all(_same(x, theirs[p]) for p, x in self.tensors().items())
-
     def tensors(self) -> dict[str, Tensor]:
         """All tensors in containers, by path."""
-        found: dict[str, Tensor] = {}
-        map_tensors(lambda x, path: found.setdefault(path, x), dict(self.tree))
-        return found
+        return dict(tensors(self.tree))
 
-    def device(self, default: Tensor) -> torch.device:
+    @property
+    def device(self) -> torch.device:
         """The device of the first tensor."""
-        return next(iter(self.tensors().values()), default).device
+        return next((x.device for x in self.tensors().values()), torch.device("cpu"))
 
     def _mapped(self, fn: Any, size: int) -> Inputs:
         def one(x: Tensor, path: str) -> Tensor:
             return fn(x, self.batched[path]) if path in self.batched else x
 
         return replace(self, tree=map_tensors(one, dict(self.tree)), size=size)
-
-
-def _same(x: Tensor, y: Tensor) -> bool:
-    if x.layout != torch.strided or x.is_nested:
-        return x is y
-    return torch.equal(x, y) or (x.is_floating_point() and x.allclose(y, 0, 0, equal_nan=True))
-
-
-def _put(tree: Any, path: Sequence[str], value: Any) -> None:
-    """Replace a leaf within dictionaries and lists; elsewhere it stays."""
-    for key in path[:-1]:
-        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key, {})
-    if isinstance(tree, list):
-        tree[int(path[-1])] = value
-    elif isinstance(tree, dict):
-        tree[path[-1]] = value
 
 
 def call_arguments(
@@ -184,23 +180,16 @@ def call_arguments(
     A mapping holds keyword inputs. Where ``network.forward`` does not take its keys, the mapping
     itself is the one positional input.
     """
-    if isinstance(x, PackedSequence):
-        return (x,), {}
-    if isinstance(x, (tuple, list)):
+    if isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence):
         return tuple(x), {}
-    if isinstance(x, Mapping) and _takes(network, x):
-        return (), dict(x)
+    if isinstance(x, Mapping):
+        try:
+            if network is not None:
+                inspect.signature(network.forward).bind(**x)
+            return (), dict(x)
+        except (TypeError, ValueError):
+            pass
     return (x,), {}
-
-
-def _takes(network: nn.Module | None, inputs: Mapping[Any, Any]) -> bool:
-    if network is None:
-        return True
-    try:
-        inspect.signature(network.forward).bind(**inputs)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def resolve_batch_dims(
@@ -208,12 +197,9 @@ def resolve_batch_dims(
 ) -> dict[str, int | None]:
     """Batch dimensions as declared, by name and by position alike.
 
+    ``dims`` are batch dimensions (None: not batched) by name, position, or path (``"states.0"``).
     An input that is declared by name may then be given by position, and the other way round. A
     network of Hugging Face transformers, known by its ``config``, has the usual inputs declared.
-
-    Args:
-        model: the network, whose ``forward`` says which names and positions there are.
-        dims: batch dimension (None: not batched) by name, position, or path (``"states.0"``).
 
     Raises:
         InputError: for an input that ``forward`` does not have, or a dimension that is neither
@@ -226,30 +212,29 @@ def resolve_batch_dims(
                 f"batch_dims[{key!r}] is {dim!r}; expected the batch dimension counted from 0, or "
                 "None for an input that is not batched"
             )
-    usual = _usual_inputs(model)
+    config = getattr(model, "config", None)
+    from_transformers = hasattr(config, "model_type") and hasattr(config, "to_dict")
+    usual = _HUGGING_FACE if from_transformers else {}
     if not declared and not usual:
         return {}
     parameters = list(inspect.signature(model.forward).parameters.values())
-    kinds = {p.kind for p in parameters}
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    kinds = {p.kind.name for p in parameters}
+    names = [p.name for p in parameters if not p.kind.name.startswith("VAR_")]
     resolved = dict(declared)
     for key, dim in declared.items():
         root, dot, rest = key.partition(".")
-        if root.isdigit():
-            if int(root) < len(names):
-                resolved.setdefault(f"{names[int(root)]}{dot}{rest}", dim)
-                continue
-            known = inspect.Parameter.VAR_POSITIONAL in kinds
+        if root.isdigit() and int(root) < len(names):
+            other = names[int(root)]
         elif root in names:
-            resolved.setdefault(f"{names.index(root)}{dot}{rest}", dim)
+            other = str(names.index(root))
+        elif ("VAR_POSITIONAL" if root.isdigit() else "VAR_KEYWORD") in kinds:
             continue
         else:
-            known = inspect.Parameter.VAR_KEYWORD in kinds
-        if not known:
             raise InputError(
                 f"batch_dims names {root!r}, which is no input of {type(model).__name__}.forward; "
                 f"its inputs are {', '.join(names)}"
             )
+        resolved.setdefault(f"{other}{dot}{rest}", dim)
     for name, most_dims in usual.items():
         resolved.setdefault(name, _UNDECLARED - most_dims)
         if name in names:
@@ -257,98 +242,17 @@ def resolve_batch_dims(
     return resolved
 
 
-def _usual_inputs(model: nn.Module) -> Mapping[str, int]:
-    config = getattr(model, "config", None)
-    known = hasattr(config, "model_type") and hasattr(config, "to_dict")
-    return _HUGGING_FACE if known else {}
-
-
-def _batch_size(tree: Mapping[str, Any], dims: Mapping[str, int | None]) -> int:
-    """Number of samples B: the size of the first tensor that is not declared as unbatched."""
-    found: list[int] = []
-
-    def look(x: Tensor, path: str) -> Tensor:
-        dim = _declared(path, dims, default=0)
-        if dim is not None and x.dim() > max(dim, 0):
-            found.append(x.shape[max(dim, 0)])
-        return x
-
-    map_tensors(look, dict(tree))
-    if not found:
-        arrays = [
-            f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give "
-            "torch.as_tensor(…)"
-            for name, value in tree.items()
-            if not isinstance(value, Tensor) and hasattr(value, "__array__")
-        ]
-        raise InputError(
-            "no input tensor with a batch dimension was given; expected at least one tensor of "
-            "shape (B, …). "
-            + (
-                f"Input {', '.join(arrays)}"
-                if arrays
-                else "If the batch lies in another dimension, name it: batch_dims={'x': 1}"
-            )
-        )
-    return found[0]
-
-
-def _declared(path: str, dims: Mapping[str, int | None], default: int) -> int | None:
-    """Batch dimension declared for an input, matched by its full path or its first part."""
-    root = path.split(".", 1)[0]
-    for key in (path, root):
-        if key in dims:
-            return dims[key]
-    return default
-
-
-def _find_batched(
-    tree: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
-) -> tuple[dict[str, int], list[str]]:
-    """Batch dimension of every tensor input, and the inputs for which it was a guess.
-
-    Undeclared inputs count as batched when dimension 0 has the size of the batch. It is a guess
-    when another dimension has that size too (and the input is not the first), or when dimension 0
-    does not match while another does. It is none for the usual inputs of Hugging Face
-    transformers, where dimension 0 is the batch or 1.
-
-    Args:
-        tree: inputs by name or position.
-        size: number of samples B.
-        dims: declared batch dimensions.
-
-    Returns:
-        ``{path: batch dimension}`` of the batched inputs, and the guessed paths.
-
-    Raises:
-        InputError: if a declared dimension does not have the size of the batch.
-    """
-    batched: dict[str, int] = {}
-    guessed: list[str] = []
-    seen = 0
-
-    def look(x: Tensor, path: str) -> Tensor:
-        nonlocal seen
-        seen += 1
-        dim = _declared(path, dims, default=_UNDECLARED)
-        if dim is None:
-            return x
-        if dim >= 0:
-            if x.dim() <= dim or x.shape[dim] != size:
-                raise InputError(
-                    f"input '{path}' has shape {tuple(x.shape)}; batch_dims says that its "
-                    f"dimension {dim} is the batch, which has {size} samples here"
-                )
-            batched[path] = dim
-            return x
-        known = x.dim() <= _UNDECLARED - dim
-        if x.dim() and x.shape[0] == size:
-            batched[path] = 0
-            if seen > 1 and size > 1 and x.dim() > 1 and x.shape[1] == size and not known:
-                guessed.append(path)
-        elif size > 1 and size in x.shape and not (known and x.shape[0] == 1):
-            guessed.append(path)
-        return x
-
-    map_tensors(look, dict(tree))
-    return batched, guessed
+def _no_batch(tree: Mapping[str, Any]) -> str:
+    """What to do where no input is a tensor with a batch dimension."""
+    advice = "If the batch lies in another dimension, name it: batch_dims={'x': 1}"
+    arrays = [
+        f"{name!r} is a {type(value).__module__}.{type(value).__name__}: give torch.as_tensor(…)"
+        for name, value in tree.items()
+        if not isinstance(value, Tensor) and hasattr(value, "__array__")
+    ]
+    if arrays:
+        advice = f"Input {', '.join(arrays)}"
+    return (
+        "no input tensor with a batch dimension was given; expected at least one tensor of shape "
+        f"(B, …). {advice}"
+    )

@@ -11,8 +11,6 @@ from sigmanens.ensemble.inputs import Inputs
 from sigmanens.passes.context import MemberAxis, follow_backward
 from sigmanens.passes.trees import unfold
 
-__all__ = ["run_pass"]
-
 
 def run_pass(
     network: nn.Module,
@@ -26,16 +24,9 @@ def run_pass(
 ) -> Any:
     """Fold members ``start … stop-1`` into the batch, run the network once, and unfold them.
 
-    Args:
-        network: a converted network.
-        axis: its member axis.
-        inputs: B samples, or M·b samples under ``split``.
-        start, stop: the members.
-        split: each member sees its own share of the samples.
-        changes: further attributes of the :class:`~sigmanens.passes.context.Pass`.
-
-    Returns:
-        what the network returns, each tensor (k, B, …) or (k, b, …).
+    Under ``split`` each member sees its own share b of the samples. ``changes`` are further
+    attributes of the :class:`~sigmanens.passes.context.Pass`. Returns what the network returns,
+    each tensor (k, B, …) or (k, b, …).
     """
     k = stop - start
     size = inputs.size // k if split else inputs.size

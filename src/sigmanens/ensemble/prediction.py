@@ -30,12 +30,7 @@ __all__ = ["Prediction", "check_predictable", "log_mean_exp", "logits_of"]
 
 
 def log_mean_exp(x: Tensor, dim: int = 0) -> Tensor:
-    r""":math:`\log \frac1M \sum_m e^{x_m}` along ``dim``, finite wherever it mathematically is.
-
-    Args:
-        x: log-probabilities (M, …) in nats.
-        dim: the dimension to average over.
-    """
+    r""":math:`\log \frac1M \sum_m e^{x_m}` of log-probabilities (M, …) in nats, along ``dim``."""
     return torch.logsumexp(x, dim) - math.log(x.shape[dim])
 
 
@@ -64,15 +59,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def check_predictable(task: str | None, adaptive: bool = False) -> None:
-    """Refuse a task that has no probabilities, or that adaptive stopping is not made for.
-
-    Args:
-        task: of the ensemble; None is multiclass.
-        adaptive: whether members are to be asked one at a time.
-
-    Raises:
-        InputError: for a regression, and under ``adaptive`` for a multilabel task.
-    """
+    """Raise InputError for a regression, and under ``adaptive`` for a multilabel task."""
     if task == "regression":
         raise InputError(
             "the members were trained by a regression loss, so that their outputs are no logits "
@@ -127,8 +114,7 @@ class Prediction:
         """Decompose member logits (M, B, C, …).
 
         Args:
-            logits: (M, B, C, …), or with the classes elsewhere.
-            temperature: T of ``softmax(log p̄ / T)``, or of ``sigmoid(logit(p̄) / T)``.
+            logits, temperature: (M, B, C, …), or with the classes elsewhere; T of the prediction.
             class_dim: dimension of the classes in one member's logits: 1 for (B, C, …), -1 for
                 token classifiers (B, T, C). In the prediction they always come second.
             task: "multiclass" (or None): softmax over the classes; "multilabel": a sigmoid for
@@ -145,10 +131,8 @@ class Prediction:
                 f"member logits have shape {tuple(logits.shape)}; expected (M, B, C, …)"
             )
         if not 1 <= abs(class_dim) <= logits.dim() - 2:
-            raise InputError(
-                f"class_dim is {class_dim}; one member's logits have shape "
-                f"{tuple(logits.shape[1:])}"
-            )
+            shape = tuple(logits.shape[1:])
+            raise InputError(f"class_dim is {class_dim}; one member's logits have shape {shape}")
         logits = logits.movedim(class_dim if class_dim < 0 else class_dim + 1, 2)
         if not (temperature > 0 and math.isfinite(temperature)):
             raise InputError(f"temperature is {temperature}; expected a positive number")
@@ -233,14 +217,10 @@ class Prediction:
         """One row for each distribution, as :mod:`sigmanens.evaluation` takes them.
 
         Positions (pixels, tokens) count as samples. Under multilabel every label of a sample is a
-        row of two classes, absent and present::
-
-            log_probs, y, members = ens.predict(x, temperature=1.0).rows(y)
-            ens.temperature.fill_(evaluation.fit_temperature(log_probs, y))
+        row of two classes, absent and present.
 
         Args:
-            labels: class indices (B, …); under multilabel 0 or 1 for each label: (B, C, …), of any
-                dtype, laid out as ``probs``.
+            labels: class indices (B, …); under multilabel 0 or 1 for each label: (B, C, …).
             ignore_index: label of rows to leave out.
 
         Returns:
@@ -266,7 +246,7 @@ class Prediction:
     @staticmethod
     def cat(parts: list[Prediction]) -> Prediction:
         """Join predictions of consecutive batches."""
-        return parts[0]._merge(lambda tensors, dim: torch.cat(tensors, dim), *parts[1:])
+        return parts[0]._merge(torch.cat, *parts[1:])
 
     def reordered(self, index: Tensor) -> Prediction:
         """The samples that ``index`` (B′,) names, in its order."""

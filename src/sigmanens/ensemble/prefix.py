@@ -9,7 +9,7 @@ fold into the batch. What lies between modules (sums, masks, reshapes) is comput
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -23,10 +23,8 @@ from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis, follow_backward
 from sigmanens.passes.modes import evaluating
 from sigmanens.passes.sharing import Reached, Recording, Replaying, make_shareable
-from sigmanens.passes.trees import join, map_tensors
-from sigmanens.seeding import device_of
-
-__all__ = ["Leaves", "Prefix", "find_prefix"]
+from sigmanens.passes.trees import join, map_tensors, tensors
+from sigmanens.seeding import device_of, generator_states
 
 _SMALL = 2**18  # bytes
 
@@ -34,13 +32,9 @@ _SMALL = 2**18  # bytes
 class Prefix:
     """The modules that run before the members part.
 
-    Attributes:
-        calls: the modules in the order in which they finish; one that is called twice is in twice.
-        end: the first layer that the members have of their own.
-        depth: number of layers with a matrix of weights among them.
-        names: the modules' dotted names.
-        draws_between: whether random numbers are drawn between these modules in training, by
-            functions (``F.dropout``). A member's pass would draw others than the recorded ones.
+    ``calls`` are in the order in which they finish; a module that is called twice is in twice.
+    ``end`` is the first layer that the members have of their own, ``batched`` are the paths of each
+    call's results with a batch, and ``depth`` counts the layers with a matrix of weights.
     """
 
     def __init__(
@@ -48,36 +42,32 @@ class Prefix:
     ) -> None:
         self.calls = list(calls)
         self.end = end
-        self.batched = list(batched)  # of each call, the paths of results with a batch
+        self.batched = list(batched)
         self.depth = sum(_computes(m) for c in dict.fromkeys(calls) for m in c.modules())
-        norms = {m: None for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
-        self._norms = list(norms)
+        self._norms = {m for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
         self.names: list[str] = []
+        # Whether functions (F.dropout) draw random numbers between these modules in training. A
+        # member's pass would draw others than the recorded ones.
         self.draws_between = False
         make_shareable([*self.calls, end])
 
     def is_worth_it(self, pass_bytes: int) -> bool:
         """Whether sharing saves more than it costs: not for one layer on a few small samples.
 
-        Args:
-            pass_bytes: bytes of the largest input of a norm, for one member; 0 if unknown.
+        ``pass_bytes`` is that of the largest input of a norm, for one member; 0 if unknown.
         """
         return self.depth > 1 or pass_bytes == 0 or pass_bytes >= _SMALL
 
-    def alike(self, start: int, stop: int) -> bool:
-        """Whether members ``start … stop-1`` have the same running statistics in the prefix."""
-        own = slice(start, stop)
-        rows = [b[own] for n in self._norms for b in n.buffers(recurse=False) if b.dim()]
+    def alike(self, members: slice) -> bool:
+        """Whether these members have the same running statistics in the prefix."""
+        rows = [b[members] for n in self._norms for b in n.buffers(recurse=False) if b.dim()]
         differ = [(r != r[:1]).any() for r in rows if len(r) > 1]
         return not differ or not bool(torch.stack(differ).any())
 
     def record(
         self, network: nn.Module, axis: MemberAxis, inputs: Inputs, **changes: Any
     ) -> list[Any] | None:
-        """Run the prefix on B samples for all members and return the modules' results.
-
-        None if the network took another path than in the trace.
-        """
+        """Results of the prefix on B samples for all members; None if it took another path."""
         recording = Recording(self.calls, self.end)
         chosen = axis.chosen
         once = {"once": True, "prefix": recording, **changes}
@@ -87,27 +77,30 @@ class Prefix:
             follow_backward(recording.results, made)
         return recording.results if recording.made == self.calls else None
 
-    def replaying(self, results: Sequence[Any], members: int) -> Replaying:
-        """What gives the recorded results to a pass of k members."""
+    def replaying(
+        self, results: Sequence[Any], members: int, end: nn.Module | None = None
+    ) -> Replaying:
+        """What gives the recorded results to a pass of k members, which ends before ``end``."""
         queues: dict[nn.Module, list[Any]] = {m: [] for m in self.calls}
         for module, result, batched in zip(self.calls, results, self.batched, strict=True):
-            queues[module].append(_repeated(result, batched, members))
-        return Replaying(queues)
+
+            def repeat(t: Tensor, path: str, batched: frozenset[str] = batched) -> Tensor:
+                return torch.cat([t] * members) if path in batched else t
+
+            queues[module].append(map_tensors(repeat, result) if members > 1 else result)
+        return Replaying(queues, end)
 
 
 class Leaves:
-    """Recorded results cut from their graph, so that members can run backward one at a time.
+    """Recorded ``results``, if any, cut from their graph for backward passes member by member.
 
     Each member's backward pass adds to the gradients at the cut; :meth:`backward` takes the sum on
     through the prefix, once.
-
-    Attributes:
-        results: the results in the form in which they were recorded.
     """
 
-    def __init__(self, results: Sequence[Any]) -> None:
+    def __init__(self, results: list[Any] | None) -> None:
         self._cut: list[tuple[Tensor, Tensor]] = []
-        self.results = map_tensors(self._leaf, list(results))
+        self.results = map_tensors(self._leaf, results)
 
     def _leaf(self, t: Tensor, _: str) -> Tensor:
         if not t.requires_grad:
@@ -128,20 +121,13 @@ def find_prefix(
 ) -> tuple[Prefix | None, str | None]:
     """Find the shared prefix on a copy of the network, and compare a prediction with and without.
 
-    Args:
-        network: the converted network.
-        axis: its member axis.
-        inputs: of a call.
-        folds: whether members are ever folded.
-
-    Returns:
-        the prefix, or None; and what the report says about it: "" if nothing, None if these inputs
-        cannot tell.
+    ``folds`` says whether members are ever folded. Returns the prefix, or None, and what the report
+    says about it: "" if nothing, None if these inputs cannot tell.
     """
     small = inputs.resized(2)
     with twin_of(network) as twin, evaluating(twin):
         found = _traced(twin, axis, [small, inputs.resized(3)])
-        if found is None or not found.alike(0, axis.chosen.held):
+        if found is None or not found.alike(slice(axis.chosen.held)):
             return None, ""
         try:
             problem = _problem(found, twin, axis, small, folds)
@@ -170,69 +156,53 @@ def _problem(
     recorded = prefix.record(network, axis, inputs.copied(), perturbed=True)
     if recorded is None:
         return "path"
-    before = _versions(recorded)
-    expected, replayed = [], []
-    for m in range(members):
-        given = inputs.copied(), inputs.copied()
-        expected.append(run_pass(network, axis, given[0], m, m + 1, perturbed=True))
-        replay = prefix.replaying(recorded, 1)
-        replayed.append(run_pass(network, axis, given[1], m, m + 1, perturbed=True, prefix=replay))
-    wanted = join(expected, [1] * members)
-    problem = difference(join(replayed, [1] * members), wanted)
-    if _versions(recorded) != before:
+    # How often each tensor was written to; those made in inference mode do not know.
+    marked = [(t, t._version) for _, t in tensors(recorded) if not t.is_inference()]
+
+    def run(start: int, stop: int, replay: bool = True) -> Any:
+        replayed = prefix.replaying(recorded, stop - start) if replay else None
+        given = inputs.copied()
+        return run_pass(network, axis, given, start, stop, perturbed=True, prefix=replayed)
+
+    wanted = join([run(m, m + 1, False) for m in range(members)], [1] * members)
+    problem = difference(join([run(m, m + 1) for m in range(members)], [1] * members), wanted)
+    if any(t._version != version for t, version in marked):
         return "the network writes into a result of these layers"
     if problem == "" and folds:
         try:
-            replay = prefix.replaying(recorded, members)
-            folded = run_pass(
-                network, axis, inputs.copied(), 0, members, perturbed=True, prefix=replay
-            )
+            return difference(run(0, members), wanted)
         except Exception as e:
             return (str(e) or type(e).__name__).splitlines()[0]
-        problem = difference(folded, wanted)
     return problem
 
 
 def _draws_between(prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> bool:
     """Whether a copy of the network, in training mode, draws numbers between the modules."""
-    recording = Recording(prefix.calls, prefix.end, watch=device_of(network))
+    device = device_of(network)
     try:
-        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=recording):
+        recorded = prefix.record(network, axis, inputs.copied())
+        if recorded is None:
+            return True
+        before = generator_states(device)
+        replayed = prefix.replaying(recorded, 1, prefix.end)
+        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=replayed):
             inputs.copied().call(network)
     except Exception:  # a batch too small for its statistics, say: it cannot tell
         return True
-    return recording.draws_between
-
-
-def _versions(results: Any) -> list[int]:
-    """How often each tensor was written to; those made in inference mode do not know."""
-    found: list[int] = []
-    map_tensors(lambda t, _: found.append(0 if t.is_inference() else t._version), results)
-    return found
-
-
-Shapes = dict[str, tuple[int, ...]]
+    return not all(map(torch.equal, before, generator_states(device)))
 
 
 def _traced(network: nn.Module, axis: MemberAxis, trials: Sequence[Inputs]) -> Prefix | None:
-    """Trace a network on two batches of different size.
+    """Trace a network in evaluation mode on the same inputs with 2 and with 3 rows.
 
-    Args:
-        network: a copy of the converted network, in evaluation mode.
-        axis: its member axis.
-        trials: the same inputs with 2 and with 3 rows; results whose dimension 0 follows are those
-            with a batch.
-
-    Returns:
-        None where there is nothing to share: no module with a matrix of weights, other than an
-        embedding, finishes before the members part; or where that differs between the batches.
+    Results whose dimension 0 follows are those with a batch. None where there is nothing to share:
+    no module with a matrix of weights, other than an embedding, finishes before the members part;
+    or where that differs between the batches.
     """
     traces = [_trace(network, axis, inputs) for inputs in trials]
-    if any(t is None for t in traces):
+    if traces[0] is None or traces[1] is None or traces[0][:2] != traces[1][:2]:
         return None
-    (calls, end, small), (again, other_end, large) = traces  # type: ignore[misc]
-    if calls != again or end is not other_end:
-        return None
+    (calls, end, small), (_, _, large) = traces[0], traces[1]
     batched = [
         frozenset(p for p in a if len(a[p]) and a[p][:1] == (2,) and b.get(p, ())[:1] == (3,))
         for a, b in zip(small, large, strict=True)
@@ -243,9 +213,9 @@ def _traced(network: nn.Module, axis: MemberAxis, trials: Sequence[Inputs]) -> P
 
 def _trace(
     network: nn.Module, axis: MemberAxis, inputs: Inputs
-) -> tuple[list[nn.Module], nn.Module, list[Shapes]] | None:
+) -> tuple[list[nn.Module], nn.Module, list[dict[str, torch.Size]]] | None:
     """Outermost modules that finish before the members part, what parts them, results' shapes."""
-    finished: list[tuple[nn.Module, Shapes]] = []
+    finished: list[tuple[nn.Module, dict[str, torch.Size]]] = []
     started: list[int] = []
     end: list[nn.Module] = []
 
@@ -257,24 +227,19 @@ def _trace(
 
     def leave(module: nn.Module, _: Any, result: Any) -> None:
         del finished[started.pop() :]  # what it called is a part of it
-        shapes: Shapes = {}
-        map_tensors(lambda t, path: shapes.setdefault(path, tuple(t.shape)), result)
-        finished.append((module, shapes))
+        finished.append((module, {path: t.shape for path, t in tensors(result)}))
 
-    handles = []
-    for module in network.modules():
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        with axis.running(0, axis.chosen.held, once=True):
-            inputs.copied().call(network)
-    except Reached:
-        return [m for m, _ in finished], end[0], [s for _, s in finished]
-    except Exception:
-        return None  # what the network cannot do on such a batch is for its own call to say
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as handles:
+        for module in network.modules():
+            handles.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+            handles.callback(module.register_forward_hook(leave).remove)
+        try:
+            with axis.running(0, axis.chosen.held, once=True):
+                inputs.copied().call(network)
+        except Reached:
+            return [m for m, _ in finished], end[0], [s for _, s in finished]
+        except Exception:
+            pass  # what the network cannot do on such a batch is for its own call to say
     return None
 
 
@@ -283,13 +248,3 @@ def _computes(module: nn.Module) -> bool:
     return not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and any(
         p.dim() > 1 for p in module.parameters(recurse=False)
     )
-
-
-def _repeated(result: Any, batched: frozenset[str], members: int) -> Any:
-    if members == 1:
-        return result
-
-    def repeat(t: Tensor, path: str) -> Tensor:
-        return torch.cat([t] * members) if path in batched else t
-
-    return map_tensors(repeat, result)

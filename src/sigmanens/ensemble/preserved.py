@@ -14,15 +14,12 @@ from sigmanens.ensemble.trial import tolerance
 from sigmanens.errors import ConversionError
 from sigmanens.passes.modes import evaluating
 
-__all__ = ["check_preserved"]
-
 
 def check_preserved(ours: Tensor, theirs: Tensor, ensemble: Any, inputs: Inputs) -> str:
     """Compare the members' logits (M, B, …) with the base's (B, …), which they must reproduce.
 
-    Returns:
-        "", or what to tell the user where float32 itself is too coarse to decide: the members'
-        answers then move as much when they are computed in float64.
+    Returns "", or what to tell the user where float32 itself is too coarse to decide: the members'
+    answers then move as much when they are computed in float64.
 
     Raises:
         ConversionError: if they differ by more than 1e-3 of the largest logit (5e-2 in half
@@ -52,7 +49,6 @@ def _rounding(ours: Tensor, ensemble: Any, inputs: Inputs) -> float:
     """Largest difference of float32 logits from those computed in float64; 0 if that fails."""
     if ours.dtype != torch.float32:
         return 0.0
-
     try:
         exact = deep_copy(ensemble).double()
         with evaluating(exact):

@@ -19,27 +19,22 @@ from sigmanens.conversion.audit import ConversionReport
 from sigmanens.ensemble.compiled import alone, can_be_alone, is_compiled, uncompiled
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
-from sigmanens.ensemble.prefix import Leaves, Prefix, find_prefix
-from sigmanens.ensemble.schedule import in_process_group, members_per_pass, runs_as_called
+from sigmanens.ensemble.prefix import Prefix, find_prefix
 from sigmanens.ensemble.trial import Verdict, examine, has_onlookers
 from sigmanens.errors import InputError, warn
+from sigmanens.norms.kernels import is_eager
 from sigmanens.norms.scales import is_sharded
+from sigmanens.norms.synchronised import processes
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.trees import join
 
-__all__ = ["Runner", "share"]
+PASS_BYTES = 8 * 2**20  # of the largest normalised activation, of members folded on a CPU
 
 
 class Runner:
-    """Runs the members of one ensemble.
+    """Runs the members of one ensemble; the report takes notes of what the first inputs show.
 
-    Args:
-        axis: the member axis of the network.
-        report: takes notes of what is found out on the first inputs.
-        schedule: "auto", "folded", "sequential", or members per pass.
-
-    Attributes:
-        divisible: whether the samples may be run in parts.
+    ``divisible`` says whether the samples may be run in parts.
     """
 
     def __init__(self, axis: MemberAxis, report: ConversionReport, schedule: str | int) -> None:
@@ -47,8 +42,6 @@ class Runner:
         self.report = report
         self._schedule = schedule
         self.divisible = True
-        self._writes = False  # whether the network writes to its inputs
-        self._clean: set[bool] = set()  # modes in which it was seen not to
         self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
         self._examined: set[bool] = set()  # modes in which folding was compared
         self._prefix: Prefix | None = None
@@ -63,7 +56,6 @@ class Runner:
 
     @property
     def schedule(self) -> str | int:
-        """How members share passes: "auto", "folded", "sequential", or members per pass."""
         return self._schedule
 
     @schedule.setter
@@ -71,28 +63,19 @@ class Runner:
         self.report.plan = replace(self.report.plan, schedule=schedule)
         self._schedule = schedule
 
-    # -- passes ----------------------------------------------------------------------------------
-
-    def run(
-        self,
-        network: nn.Module,
-        inputs: Inputs,
-        *,
-        split: bool = False,
-    ) -> Any:
+    def run(self, network: nn.Module, inputs: Inputs, *, split: bool = False) -> Any:
         """Results of the chosen members, each tensor (k, B, …).
 
-        Args:
-            network: the converted network.
-            inputs: B samples, or k·b samples under ``split``.
-            split: each member sees its own share of the samples.
+        Under ``split`` the inputs are k·b samples, of which each member sees its own share.
 
         Raises:
-            InputError: if members may not be folded, but the schedule asks for it.
+            InputError: if members may not be folded, but the schedule asks for it, or do not divide
+                the rows.
         """
         chosen = self.axis.chosen
-        k = chosen.stop - chosen.start
-        group = self._members_per_pass(network, inputs, k, split)
+        k = chosen.count
+        size = share(inputs, k) if split else inputs.size
+        group = self._members_per_pass(network, inputs, k, size)
         recorded = chosen.recorded
         if recorded is None and k > 1 and not split:
             recorded = self.record(network, inputs)
@@ -102,25 +85,16 @@ class Runner:
         for first in range(chosen.start, chosen.stop, group):
             last = min(first + group, chosen.stop)
             if split:
-                size = inputs.size // k
                 part = inputs.narrow((first - chosen.start) * size, (last - first) * size)
             else:
-                part = self.own(network, inputs)
+                part = self.own(inputs)
             blocks.append(self._pass(network, part, first, last, split, recorded))
             sizes.append(last - first)
-            copied = part is not inputs and not split and runs_as_called()
-            if copied and not part.equals(inputs):
-                self._writes = True
-        if not self._writes and runs_as_called():
-            self._clean.add(network.training)
         return join(blocks, sizes)
 
-    def own(self, network: nn.Module, inputs: Inputs) -> Inputs:
-        """Inputs for one of several passes: copies, unless the network is known to only read."""
-        if self.axis.num_members == 1 or not runs_as_called():
-            return inputs
-        reads = network.training in self._clean and not self._writes and not inputs.whole
-        return inputs if reads else inputs.copied()
+    def own(self, inputs: Inputs) -> Inputs:
+        """Inputs for one of several passes: copies, for the network may write to them."""
+        return inputs.copied() if self.axis.num_members > 1 and runs_as_called() else inputs
 
     def _pass(
         self,
@@ -132,125 +106,103 @@ class Runner:
         recorded: list[Any] | None,
     ) -> Any:
         if runs_as_called() and is_compiled(network):
-            with self._lock, self._alone(network, start, stop):
-                chosen = self.axis.chosen
-                return run_pass(
-                    network, self.axis, inputs, chosen.start, chosen.stop, split=split, pin=True
-                )
+            with self._compiled(network, start, stop):
+                start, stop = self.axis.chosen.start, self.axis.chosen.stop
+                return run_pass(network, self.axis, inputs, start, stop, split=split, pin=True)
         prefix = None
         if recorded is not None and self._prefix is not None:
             prefix = self._prefix.replaying(recorded, stop - start)
         return run_pass(network, self.axis, inputs, start, stop, split=split, prefix=prefix)
 
-    def _alone(self, network: nn.Module, start: int, stop: int) -> AbstractContextManager[Any]:
-        chosen = self.axis.chosen
-        every = stop - start == chosen.held
-        if not every and can_be_alone(network, chosen.held):
-            return alone(network, self.axis, start, stop)
-        return self.axis.choosing(pin=True, start=start, stop=stop)
+    @contextmanager
+    def _compiled(self, network: nn.Module, start: int, stop: int) -> Iterator[None]:
+        """Members ``start … stop-1`` of a compiled network, for one thread at a time."""
+        with self._lock:
+            held = self.axis.chosen.held
+            every = stop - start == held or not can_be_alone(network, held)
+            with (
+                self.axis.choosing(pin=True, start=start, stop=stop)
+                if every
+                else alone(network, self.axis, start, stop)
+            ):
+                yield
 
     def choosing(
         self, module: nn.Module, start: int, stop: int, recorded: list[Any] | None = None
     ) -> AbstractContextManager[Any]:
-        """Restrict the calls in the block to members ``start … stop-1``.
+        """Restrict the calls of the ensemble ``module`` in the block to members ``start … stop-1``.
 
-        Args:
-            module: what is called: the ensemble. If it is compiled, other threads wait.
-            start, stop: the members.
-            recorded: results of the shared prefix for the inputs of these calls.
+        If it is compiled, other threads wait. ``recorded`` are results of the shared prefix for the
+        inputs of these calls.
         """
         if runs_as_called() and getattr(module, "_compiled_call_impl", None) is not None:
-            return self._compiled_choice(module.get_submodule("network"), start, stop)
+            return self._compiled(module.get_submodule("network"), start, stop)
         return self.axis.choosing(start=start, stop=stop, recorded=recorded)
 
-    @contextmanager
-    def _compiled_choice(self, network: nn.Module, start: int, stop: int) -> Iterator[None]:
-        with self._lock, self._alone(network, start, stop):
-            yield
-
-    # -- how many members in a pass --------------------------------------------------------------
-
-    def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, split: bool) -> int:
+    def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, size: int) -> int:
         if k == 1 or self._schedule == "sequential":
             return 1
         if inputs.whole:
-            if split:
-                raise InputError(
-                    f"split=True cannot divide {_described(inputs)} among members; give tensors"
-                )
             self._fall_back(f"it is not known how {_described(inputs)} carries the batch")
             return 1
         if not runs_as_called():
             return self._schedule if isinstance(self._schedule, int) else k
         # A share of the rows is a batch of its own; folding was compared or is compared on it.
-        part = inputs.narrow(0, inputs.size // k) if split else inputs
-        if network.training not in self._examined and not self.settle(network, part):
+        known = network.training in self._examined
+        if not known and not self.settle(network, inputs.narrow(0, size)):
             return 1
         if self._schedule == "sequential":
             return 1
         if isinstance(self._schedule, int):
             return self._schedule
-        if self._schedule == "folded" or in_process_group():
+        if self._schedule == "folded" or processes(None) > 1:
             return k
-        size = inputs.size // k if split else inputs.size
-        few = members_per_pass(k, size, self._row_bytes, inputs.device(torch.empty(0)))
+        few = members_per_pass(k, size, self._row_bytes, inputs.device)
         if few < k and (is_compiled(network) or has_onlookers(network)):
             return k  # one graph for all; and hooks see all members in one call
         return few
 
-    def settle(self, network: nn.Module, inputs: Inputs) -> bool:
-        """Find out by a trial whether members may be folded, in the mode that the network is in.
+    def settle(self, network: nn.Module, inputs: Inputs, mode: bool | None = None) -> bool:
+        """Whether members may be folded in this call, found out by a trial on a few samples.
 
-        Returns:
-            whether they may be in this call.
+        ``mode`` is that of training (True) or evaluation (False), or the one the network is in.
 
         Raises:
             InputError: if they may not, and the schedule asks for it.
         """
-        mode = network.training
+        mode = network.training if mode is None else mode
         with self._lock:
             if mode in self._examined:
                 return True
             verdict = Verdict("")
-            if inputs.device(torch.empty(0)).type != "meta":
+            if inputs.device.type != "meta":
                 with uncompiled():
-                    verdict = examine(network, self.axis, inputs)
+                    verdict = examine(network, self.axis, inputs, mode)
             self._row_bytes = max(self._row_bytes, verdict.row_bytes)
-            self._writes |= verdict.writes
-            if verdict.problem is not None and not self._writes:
-                self._clean.add(mode)
             self.divisible &= verdict.divisible
-            if verdict.problem is not None or in_process_group():
-                # Ranks of one job must run the same passes: there, the first batch has to do.
+            # Ranks of one job must run the same passes: there, the first batch has to do.
+            several = processes(None) > 1
+            if verdict.problem is not None or several:
                 self._examined.add(mode)
+            if verdict.problem and self._schedule not in ("auto", "sequential"):
+                raise InputError(
+                    f"schedule={self._schedule!r} folds members into the batch, which this network "
+                    f"does not keep in place ({verdict.problem}). Use schedule='sequential' or "
+                    "'auto', or name the batch dimension of each input with batch_dims"
+                )
             if verdict.problem:
-                self._refuse_or_fall_back(verdict.problem)
+                reason = f"folding members into the batch changes results ({verdict.problem})"
+                self._fall_back(reason)
                 return False
-            if verdict.problem == "":
-                self._note_group(inputs)
-            return verdict.problem == "" or self._schedule != "auto" or in_process_group()
-
-    def _note_group(self, inputs: Inputs) -> None:
-        if self._schedule != "auto" or in_process_group() or len(self._examined) > 1:
-            return
-        members = self.axis.num_members
-        device = inputs.device(torch.empty(0))
-        k = members_per_pass(members, inputs.size, self._row_bytes, device)
-        self.report.notes.append(
-            f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
-            f"({self._row_bytes:,} bytes enter the largest norm for each)"
-        )
-
-    def _refuse_or_fall_back(self, problem: str) -> None:
-        if self._schedule == "sequential":
-            return
-        if self._schedule != "auto":
-            raise InputError(
-                f"schedule={self._schedule!r} folds members into the batch, which this network "
-                f"does not keep in place ({problem}). Use schedule='sequential' or 'auto', or name "
-                "the batch dimension of each input with batch_dims"
-            )
-        self._fall_back(f"folding members into the batch changes results ({problem})")
+            told = self._schedule != "auto" or several or self._examined != {mode}
+            if verdict.problem == "" and not told:
+                members = self.axis.num_members
+                k = members_per_pass(members, inputs.size, self._row_bytes, inputs.device)
+                self.report.notes.append(
+                    f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
+                    f"({self._row_bytes:,} bytes enter the largest norm for each)"
+                )
+            return verdict.problem == "" or self._schedule != "auto" or several
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
@@ -261,13 +213,11 @@ class Runner:
             self.report.notes.append(note)
         warn(note)
 
-    # -- the shared prefix -----------------------------------------------------------------------
-
     def record(self, network: nn.Module, inputs: Inputs) -> list[Any] | None:
         """Results of the shared prefix for these inputs, or None where it is not to be used."""
         if not runs_as_called() or not inputs.batched or not inputs.size:
             return None
-        if self._prefix is None and self._prefix_sought:
+        if self._prefix_sought and self._prefix is None:
             return None
         if is_compiled(network) or is_sharded(network):  # no part of such a pass is left out
             return None
@@ -281,11 +231,9 @@ class Runner:
         prefix, chosen = self._prefix, self.axis.chosen
         if prefix is None or not prefix.is_worth_it(self._row_bytes * inputs.size):
             return None
-        if not prefix.alike(chosen.start, chosen.stop):
+        if not prefix.alike(chosen.members) or (network.training and prefix.draws_between):
             return None
-        if network.training and prefix.draws_between:
-            return None
-        recorded = prefix.record(network, self.axis, self.own(network, inputs))
+        recorded = prefix.record(network, self.axis, self.own(inputs))
         if recorded is None:
             self._prefix = None
             note = "the path before the first converted norm has changed: nothing is shared"
@@ -293,13 +241,28 @@ class Runner:
             warn(note)
         return recorded
 
-    def leaves(self, network: nn.Module, inputs: Inputs) -> Leaves | None:
-        """The recorded prefix, cut from its graph, for members that run backward one at a time."""
-        chosen = self.axis.chosen
-        if chosen.stop - chosen.start == 1:
-            return None
-        recorded = self.record(network, inputs)
-        return None if recorded is None else Leaves(recorded)
+
+def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.device) -> int:
+    """Number of members in a pass under ``schedule="auto"``, a stated model: 1 to ``members``.
+
+    Folded members save calls, but a pass that falls out of a CPU's cache waits for memory. So a
+    pass takes as many as keep its largest normalised activation (``row_bytes`` for each of ``rows``
+    samples) within :data:`PASS_BYTES`; on other devices, where calls are what costs, all of them.
+    The number depends on shapes and device only, so that a seed fixes a training's numbers to the
+    last bit, dropout included.
+    """
+    if device.type != "cpu" or row_bytes * rows == 0:
+        return members
+    return max(1, min(members, PASS_BYTES // (row_bytes * rows)))
+
+
+def runs_as_called() -> bool:
+    """Whether a call may look at its numbers: no compiler, tracer, transform or CUDA graph.
+
+    There all members are folded, and nothing is shared between passes.
+    """
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return is_eager() and not capturing
 
 
 def _described(inputs: Inputs) -> str:
@@ -307,8 +270,13 @@ def _described(inputs: Inputs) -> str:
     return f"input '{path}', a {type(x).__module__}.{type(x).__qualname__},"
 
 
-def share(rows: int, members: int) -> int:
+def share(inputs: Inputs, members: int) -> int:
     """Rows of each member when they divide a batch."""
+    rows = inputs.size
+    if inputs.whole:
+        raise InputError(
+            f"split=True cannot divide {_described(inputs)} among members; give tensors"
+        )
     if rows % members or not rows:
         raise InputError(
             f"split=True got {rows} rows, which {members} members do not divide: member m sees its "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,8 @@ from sigmanens.norms import MemberNorm
 from sigmanens.norms.member import HOOKS
 from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
-from sigmanens.passes.trees import join, map_tensors
+from sigmanens.passes.trees import join, map_tensors, tensors
 from sigmanens.seeding import device_of, generator_states, own_random_state, seed_device
-
-__all__ = ["Verdict", "difference", "examine", "tolerance", "twin_of"]
 
 _ROWS = 4
 
@@ -37,100 +35,111 @@ _ROWS = 4
 class Verdict:
     """What a trial found.
 
-    Attributes:
-        problem: why members may not be folded; "" if they may; None if these inputs cannot tell,
-            because the members answer alike on them (all zeros, say) or not with finite numbers.
-        row_bytes: bytes of the largest input of a norm, for one sample of one member.
-        writes: whether the network writes to its inputs.
-        divisible: whether the samples may be run in parts.
+    ``problem`` is why members may not be folded; "" if they may; None if these inputs cannot tell,
+    because the members answer alike on them (all zeros, say) or not with finite numbers.
     """
 
     problem: str | None
-    row_bytes: int = 0
-    writes: bool = False
-    divisible: bool = True
+    row_bytes: int = 0  # of the largest input of a norm, for one sample of one member
+    divisible: bool = True  # whether the samples may be run in parts
 
 
-def examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict:
+def examine(
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, mode: bool | None = None
+) -> Verdict:
     """Compare folded members with members one by one, with scales that differ visibly.
 
-    Random numbers are replaced by fixed ones, so that dropout does not count as a difference.
-
-    Args:
-        network: a converted network, in the mode of the call.
-        axis: its member axis.
-        inputs: of the call. A few samples are tried; all of them where the network cannot do few.
+    Random numbers are replaced by fixed ones, so that dropout does not count as a difference. A few
+    samples are tried, all of them where the network cannot do few. ``mode`` is that of training
+    (True) or evaluation (False), or the one the network is in.
     """
-    verdict = _examine(network, axis, inputs.narrow(0, min(_ROWS, inputs.size)))
+    verdict = _examine(network, axis, inputs.narrow(0, min(_ROWS, inputs.size)), mode)
     if verdict is None and inputs.size > _ROWS:
-        verdict = _examine(network, axis, inputs)
+        verdict = _examine(network, axis, inputs, mode)
         verdict = None if verdict is None else replace(verdict, divisible=False)
     return Verdict(None) if verdict is None else verdict
 
 
-def _examine(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Verdict | None:
+def _examine(
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, mode: bool | None
+) -> Verdict | None:
     """What a trial on all these inputs finds; with two kinds of fixed draws if it draws any."""
     device = device_of(network)
     draws = _Draws(device)
     with torch.no_grad():
-        verdict = _compare(network, axis, inputs, draws)
+        verdict = _compare(network, axis, inputs, mode, draws)
         if not draws.drawn:
             return verdict
         for low in (False, True):
-            verdict = _compare(network, axis, inputs, _FixedDraws(device, low))
+            verdict = _compare(network, axis, inputs, mode, _Draws(device, low))
             if verdict is None or verdict.problem != "":
                 break
     return verdict
 
 
-def _compare(network: nn.Module, axis: MemberAxis, inputs: Inputs, draws: _Draws) -> Verdict | None:
+def _compare(
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, mode: bool | None, draws: _Draws
+) -> Verdict | None:
     """One comparison; no verdict if already the members one by one fail."""
     members = axis.chosen.held
-    largest = _RowBytes()
-    writes = False
+    changes: dict[str, Any] = {"perturbed": True, "memory": None}
     try:
-        with twin_of(network) as twin, largest.of(twin):
+        with twin_of(network, mode) as twin, _row_bytes(twin) as row_bytes:
             restore = _restorer(twin)
             one_by_one = []
             for m in range(members):
                 restore()
-                given = inputs.copied()
                 with draws.start():
-                    one_by_one.append(
-                        run_pass(twin, axis, given, m, m + 1, perturbed=True, memory=None)
-                    )
-                writes |= not given.equals(inputs)
+                    one_by_one.append(run_pass(twin, axis, inputs.copied(), m, m + 1, **changes))
             expected = join(one_by_one, [1] * members)
-            restore()
     except Exception:  # what the network cannot do on such a batch is for its own call to say
         return None
-    rows = {len(t[0]) for t in _results(expected).values() if t.dim() > 1}
-    divisible = rows <= {inputs.size}
+    divisible = {len(t[0]) for _, t in tensors(expected) if t.dim() > 1} <= {inputs.size}
     problem: str | None
     try:
-        with twin_of(network) as twin, draws.start():
-            got = run_pass(twin, axis, inputs.copied(), 0, members, perturbed=True, memory=None)
+        with twin_of(network, mode) as twin, draws.start():
+            got = run_pass(twin, axis, inputs.copied(), 0, members, **changes)
         problem = difference(got, expected)
     except Exception as e:
         problem = (str(e) or type(e).__name__).splitlines()[0]
-    return Verdict(problem, largest.found, writes, divisible)
+    return Verdict(problem, max(row_bytes), divisible)
 
 
 @contextmanager
-def twin_of(network: nn.Module) -> Iterator[nn.Module]:
-    """A copy of a network for a trial, without the user's hooks and its draws undone.
+def _row_bytes(network: nn.Module) -> Iterator[list[int]]:
+    """Bytes of the inputs of a network's norms in the block, for one sample of one member."""
+    found = [0]
 
-    A network that is divided over ranks is not copied: its buffers are put back.
+    def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].dim() and len(args[0]):
+            found.append(args[0].numel() * args[0].element_size() // len(args[0]))
+
+    norms = [m for m in network.modules() if isinstance(m, MemberNorm)]
+    handles = [m.register_forward_pre_hook(look) for m in norms]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def twin_of(network: nn.Module, mode: bool | None = None) -> Iterator[nn.Module]:
+    """A copy of a network for a trial, in this mode, without the user's hooks; draws are undone.
+
+    A network that is divided over ranks is not copied: its buffers and modes are put back.
     """
     with own_random_state(device_of(network)), _other_generators():
         if is_sharded(network):
             restore = _restorer(network)
             try:
-                yield network
+                yield network if mode in (None, network.training) else network.train(mode)
             finally:
                 restore()
             return
         twin = deep_copy(network)
+        if mode not in (None, twin.training):
+            twin.train(mode)
         for module in twin.modules():
             for key in HOOKS:
                 hooks = vars(module).get(key, {})
@@ -161,13 +170,16 @@ def _package(hook: Any) -> str:
 
 
 def _restorer(network: nn.Module) -> Callable[[], None]:
-    """A function that gives all buffers the values they have now."""
-    state = [(t, t.clone()) for t in network.buffers()]
+    """A function that gives all buffers the values, and all modules the modes, they have now."""
+    values = [(t, t.clone()) for t in network.buffers()]
+    modes = [(m, m.training) for m in network.modules()]
 
+    @torch.no_grad()
     def restore() -> None:
-        with torch.no_grad():
-            for t, value in state:
-                t.copy_(value)
+        for t, value in values:
+            t.copy_(value)
+        for module, mode in modes:
+            module.training = mode
 
     return restore
 
@@ -196,27 +208,29 @@ _CALM = {"dropout_p": 0.0, "training": False}
 
 
 class _Draws:
-    """Starts every pass with the same seeds, and sees whether it draws random numbers.
+    """Starts every pass with the same seeds, and sees whether it has ``drawn`` random numbers.
 
-    Attributes:
-        drawn: whether a pass has drawn any.
+    ``low`` says which of two values takes the place of them all, however many are drawn; a network
+    may draw whether it mixes samples. Permutations reverse. None leaves what is drawn.
     """
 
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, device: torch.device, low: bool | None = None) -> None:
         self.drawn = False
         self._device = device
-        self._seed = seed
+        self._seed = 1 if low else 0  # Python's random.random() gives 0.13 and 0.84
+        self._mode: Any = nullcontext() if low is None else _Fixing(0.1 if low else 0.9)
 
     @contextmanager
     def start(self) -> Iterator[None]:
-        """One pass with the same seeds as the others."""
+        """One pass with the same draws as the others."""
         numpy = sys.modules.get("numpy.random")
         seed_device(self._device, self._seed)
         random.seed(self._seed)
         if numpy is not None:
             numpy.seed(self._seed)
         before = self._state(numpy)
-        yield
+        with self._mode:
+            yield
         self.drawn |= self._state(numpy) != before
 
     def _state(self, numpy: Any) -> list[Any]:
@@ -224,24 +238,6 @@ class _Draws:
         theirs = [] if numpy is None else [(s.tobytes(), n) for _, s, n, *_ in [numpy.get_state()]]
         ours = [bytes(s.tolist()) for s in generator_states(self._device)]
         return [random.getstate(), *ours, *theirs]
-
-
-class _FixedDraws(_Draws):
-    """Random numbers that do not depend on how many are drawn; permutations reverse.
-
-    Args:
-        low: which of two values; a network may draw whether it mixes samples.
-    """
-
-    def __init__(self, device: torch.device, low: bool) -> None:
-        super().__init__(device, 1 if low else 0)  # Python's random.random() gives 0.13 and 0.84
-        self._mode = _Fixing(0.1 if low else 0.9)
-
-    @contextmanager
-    def start(self) -> Iterator[None]:
-        """One pass with the same draws as the others."""
-        with super().start(), self._mode:
-            yield
 
 
 class _Fixing(TorchDispatchMode):
@@ -261,14 +257,10 @@ class _Fixing(TorchDispatchMode):
         if "dropout" in name and "attention" not in name:
             x = args[0]
             return (x.clone(), torch.ones_like(x, dtype=torch.bool)) if "native" in name else x
-        given = list(args)
-        for i, argument in enumerate(func._schema.arguments):
-            if argument.name in _CALM:
-                if i < len(given):
-                    given[i] = _CALM[argument.name]
-                else:
-                    kwargs[argument.name] = _CALM[argument.name]
-        result = func(*given, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        calm = {n: value for n, value in _CALM.items() if n in names}
+        given = [calm.pop(n, x) for n, x in zip(names, args, strict=False)]
+        result = func(*given, **kwargs | calm)
         if not name.startswith(_DRAWS):
             return result
         if name.startswith("randperm"):
@@ -282,14 +274,10 @@ class _Fixing(TorchDispatchMode):
 
 
 def difference(got: Any, expected: Any) -> str | None:
-    """How results of members (M, B, …) differ.
-
-    Returns:
-        "" if they do not; None if these results cannot tell the members apart.
-    """
-    theirs = _results(got)
+    """How results of members differ: "" if they do not; None if these cannot tell members apart."""
+    theirs = dict(tensors(got))
     largest_spread = 0.0
-    for path, t in _results(expected).items():
+    for path, t in tensors(expected):
         where = f"result '{path}' " if path else ""
         if path not in theirs or theirs[path].shape != t.shape:
             other = tuple(theirs[path].shape) if path in theirs else "nothing"
@@ -309,32 +297,3 @@ def difference(got: Any, expected: Any) -> str | None:
 def tolerance(t: Tensor) -> float:
     """Difference that rounding may make, as a share of the largest value."""
     return 1e-3 if t.dtype in (torch.float32, torch.float64) else 5e-2
-
-
-def _results(tree: Any) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    map_tensors(lambda t, path: found.setdefault(path, t), tree)
-    return found
-
-
-class _RowBytes:
-    """The bytes of the largest input of a network's norms, for one sample of one member."""
-
-    def __init__(self) -> None:
-        self.found = 0
-
-    @contextmanager
-    def of(self, network: nn.Module) -> Iterator[None]:
-        """Look at the norms of a network for the time of the block."""
-        norms = [m for m in network.modules() if isinstance(m, MemberNorm)]
-        handles = [m.register_forward_pre_hook(self._look) for m in norms]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _look(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].dim() and len(args[0]):
-            x = args[0]
-            self.found = max(self.found, x.numel() * x.element_size() // len(x))

@@ -16,8 +16,6 @@ from sigmanens.norms.member import MemberNorm
 from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["MemberBatchNorm", "RunningStatistics", "SigmaBatchNorm", "SigmaInstanceNorm"]
-
 
 class RunningStatistics(MemberNorm):
     """Normalisation by batch statistics with running buffers per member.
@@ -81,11 +79,12 @@ class RunningStatistics(MemberNorm):
             self._check_count(x)
 
     def _check_count(self, x: Tensor) -> None:
-        values = x.numel() // (self.num_features * self.axis.active)
+        members = self.axis.current.count
+        values = x.numel() // (self.num_features * members)
         if values <= 1 and self._processes() == 1:
             raise InputError(
                 f"σNorm layer '{self.where}' has {values} value per channel and member to take "
-                f"batch statistics of (input {tuple(x.shape)}, {self.axis.active} members). "
+                f"batch statistics of (input {tuple(x.shape)}, {members} members). "
                 "Use a larger batch, ens.eval(), or ens.freeze_statistics()"
             )
 
@@ -95,7 +94,7 @@ class RunningStatistics(MemberNorm):
         Raises:
             InputError: if the shape does not fit, or one value per channel is left in training.
         """
-        return self.finish(self._once_for_all(x) if self.axis.once else self._normalised(x))
+        return self.finish(self._once_for_all(x) if self.axis.current.once else self._normalised(x))
 
     def _normalised(self, x: Tensor) -> Tensor:
         batch_statistics, tracked = self._what_to_use()
@@ -105,7 +104,7 @@ class RunningStatistics(MemberNorm):
             return self._by_running_statistics(x)
         affine = _matched(x, *self.scale_and_shift())
         if not tracked:
-            return self._by_batch(x, (None, None, *affine), [0.0] * self.axis.active)
+            return self._by_batch(x, (None, None, *affine), [0.0] * len(affine[0]))
         factors = self._averaging_factors()
         return self._by_batch(x, (*self._active_statistics(), *affine), factors)
 
@@ -117,7 +116,7 @@ class RunningStatistics(MemberNorm):
 
     def _once_for_all(self, x: Tensor) -> Tensor:
         """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
-        start, stop = self.axis.start, self.axis.stop
+        start, stop = self.axis.current.start, self.axis.current.stop
         with self.axis.running(start, start + 1, once=False):
             y = self._normalised(x)
         if self._what_to_use()[1]:
@@ -128,25 +127,26 @@ class RunningStatistics(MemberNorm):
 
     def _averaging_factors(self) -> list[float]:
         """Count the batch and return the weight it has in each active member's running averages."""
-        k, start, stop = self.axis.active, self.axis.start, self.axis.stop
+        members = self.axis.current.members
         if self.num_batches_tracked is not None:
-            self.num_batches_tracked[start:stop] += 1
+            self.num_batches_tracked[members] += 1
         if self.momentum is not None:
-            return [self.momentum] * k
+            return [self.momentum] * self.axis.current.count
         assert self.num_batches_tracked is not None
-        return [1.0 / n for n in self.num_batches_tracked[start:stop].tolist()]
+        return [1.0 / n for n in self.num_batches_tracked[members].tolist()]
 
     def _active_statistics(self) -> tuple[Tensor, Tensor]:
         """Running means and variances (k, C) of the members in this pass, as views."""
         assert self.running_mean is not None
         assert self.running_var is not None
-        members = slice(self.axis.start, self.axis.stop)
+        members = self.axis.current.members
         return self.running_mean[members], self.running_var[members]
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:
-        if writes_in_place(x) and x.numel() and is_large(x, self.axis.active):
+        k = self.axis.current.count
+        if writes_in_place(x) and x.numel() and is_large(x, k):
             state = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
-            return batch_norm(x, state, False, [0.0] * self.axis.active, self.eps)
+            return batch_norm(x, state, False, [0.0] * k, self.eps)
         # One product and one sum per value, which compilers and other runtimes fuse.
         return self._scale_shift(x, *self.axis.recall(self, self._folded))
 
@@ -253,7 +253,7 @@ class SigmaInstanceNorm(SigmaNorm, RunningStatistics):
 
     def _averaging_factors(self) -> list[float]:
         # torch's InstanceNorm neither counts batches nor knows the cumulative average.
-        return [self.momentum or 0.0] * self.axis.active
+        return [self.momentum or 0.0] * self.axis.current.count
 
     def _by_batch(self, x: Tensor, state: State, factors: list[float]) -> Tensor:
         mean, var, scale, shift = state

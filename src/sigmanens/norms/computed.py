@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from sigmanens.errors import InputError
 from sigmanens.norms.kernels import is_eager
 
-__all__ = ["Computed", "computed"]
-
 _OPERATORS = ("iadd", "isub", "imul", "itruediv", "ipow", "ifloordiv")
 _IN_PLACE = {"__set__", "__setitem__", *(f"__{name}__" for name in _OPERATORS)}
 

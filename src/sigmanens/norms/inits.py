@@ -25,8 +25,6 @@ from torch import Tensor
 from sigmanens.errors import ConversionError
 from sigmanens.norms.scales import Affine
 
-__all__ = ["INITS", "initial_affine"]
-
 INITS = ("normal", "preserve", "paper")
 _PAPER_MAXIMUM = 0.95
 
@@ -48,17 +46,12 @@ def initial_affine(
     """Draw the scales and shifts of M members.
 
     Args:
-        weight: the base's scale w (*S), or None for an affine-free norm (w = 1).
-        bias: the base's shift (*S), or None.
+        weight, bias: the base's scale w and shift (*S); None for an affine-free norm (w = 1).
         shape: parameter shape S.
-        members: M.
-        init: "normal", "preserve" or "paper".
-        scale: "sigmoid" or "linear".
         shift: one trained shift per member (True), none (False), or the default for this init
             (None): none from scratch, the base's shared and frozen when pretrained, one per
             member under "linear" from scratch.
         generator: source of γ; the default generator of the CPU otherwise.
-        device: where the tensors go.
         dtype: of the network, for norms without a weight; float32 at least.
         where: the layer's name, for errors.
 

@@ -16,18 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "State",
-    "batch_norm",
-    "batch_norm_reference",
-    "blocks",
-    "each",
-    "is_eager",
-    "is_large",
-    "scales_in_kernel",
-    "writes_in_place",
-]
-
 _MANY = 2**15  # values per member from which a kernel each beats broadcasting
 
 State = tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]
@@ -39,12 +27,8 @@ def batch_norm(
 ) -> Tensor:
     """Normalise x (k·B, C, …), member-major, by the statistics of each member: the shape of x.
 
-    Args:
-        x: k members' rows.
-        state: running statistics, which ``training`` updates in place, scales and shifts.
-        training: normalise by the statistics of the batch rather than by the running ones.
-        factors: weight of the batch in each member's running averages: k numbers.
-        eps: added to the variances.
+    ``training`` normalises by the statistics of the batch rather than by the running ones, which it
+    updates in place: the batch has the weights ``factors`` (k) in the members' averages.
     """
     mean, var, scale, shift = state
     k = scale.shape[0]

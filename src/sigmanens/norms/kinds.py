@@ -11,23 +11,16 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-__all__ = ["own_class", "stand_for"]
-
 
 def stand_for(layer: nn.Module, kind: type[nn.Module]) -> None:
     """Make a layer an instance of ``kind`` too, or of the first base that can be derived from."""
-    own = own_class(layer)
+    own = getattr(type(layer), "_parts", (type(layer),))[0]  # before it stood for another one
     for base in kind.__mro__:
         try:
             layer.__class__ = own if base is nn.Module else _joined(own, base)
         except TypeError:
             continue
         return
-
-
-def own_class(layer: nn.Module) -> type[nn.Module]:
-    """The class a layer had before it became an instance of another one as well."""
-    return getattr(type(layer), "_parts", (type(layer),))[0]
 
 
 _made: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}

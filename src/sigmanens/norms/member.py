@@ -20,8 +20,6 @@ from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.norms.kinds import stand_for
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["HOOKS", "MemberNorm", "adopt_hooks", "without_hooks"]
-
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -52,11 +50,8 @@ def without_hooks(module: nn.Module) -> nn.Module:
 class MemberNorm(nn.Module):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
-    Args:
-        axis: the member axis.
-        source: where the tail comes from.
-        tail: names of the submodules (dropout, activation) that the source applies last, in this
-            order. They keep their names. Absent ones are passed over.
+    ``tail`` names the submodules (dropout, activation) that ``source`` applies last, in this order.
+    They keep their names. Absent ones are passed over.
     """
 
     prefix = "Member"  # of the name of a class made for a source's class
@@ -81,8 +76,7 @@ class MemberNorm(nn.Module):
         """Be a norm of the source's class to other code, and keep a copy as template of plain ones.
 
         The attributes of the source that this layer lacks (``affine``, ``momentum``, …) become its
-        own; parameters and buffers do not. ``like`` has the dtype and device of the network, for
-        norms without tensors.
+        own. ``like`` has the dtype and device of the network, for norms without tensors.
         """
         self._template = [without_hooks(source)]
         for key, value in vars(source).items():
@@ -98,8 +92,9 @@ class MemberNorm(nn.Module):
             InputError: if this layer has taken no norm's place.
         """
         if not self._template:
-            where = f"layer '{self.where}'"
-            raise InputError(f"{where} was not made by conversion: it has no plain form")
+            raise InputError(
+                f"layer '{self.where}' was not made by conversion: it has no plain form"
+            )
         return self._template[0]
 
     def train(self, mode: bool = True) -> Any:
@@ -185,10 +180,10 @@ class MemberNorm(nn.Module):
         scale, shift = self.scales(), self.shifts()
         if made.perturbed:
             scale = self._apart(scale)
-        if made.stop - made.start != made.held:
-            scale = scale[made.start : made.stop]
+        if made.count != made.held:
+            scale = scale[made.members]
             if shift is not None and shift.shape[0] != 1:
-                shift = shift[made.start : made.stop]
+                shift = shift[made.members]
         return scale, shift
 
     def _apart(self, scale: Tensor) -> Tensor:
@@ -210,7 +205,7 @@ class MemberNorm(nn.Module):
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
         self._check_rows(y)
-        k = self.axis.active
+        k = self.axis.current.count
         rows = y.unflatten(0, (k, y.shape[0] // k))
         if shift is None:
             out = rows * self._placed(scale, rows)
@@ -226,7 +221,7 @@ class MemberNorm(nn.Module):
 
     def _check_rows(self, x: Tensor) -> None:
         """Raise an error that names the layer if the k members do not divide the rows of x."""
-        k = self.axis.active
+        k = self.axis.current.count
         if x.shape[0] % k:
             raise InputError(
                 f"σNorm layer '{self.where}' got {x.shape[0]} rows in dimension 0, which {k} "

@@ -29,8 +29,6 @@ from sigmanens.norms.batchnorm import RunningStatistics
 from sigmanens.norms.kinds import stand_for
 from sigmanens.norms.member import MemberNorm
 
-__all__ = ["become"]
-
 _VALUES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 

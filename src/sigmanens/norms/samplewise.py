@@ -11,8 +11,6 @@ from sigmanens.errors import InputError
 from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["SigmaChannelsFirstLayerNorm", "SigmaGroupNorm", "SigmaLayerNorm", "SigmaRMSNorm"]
-
 
 class _Samplewise(SigmaNorm):
     """σNorm that takes over the named settings of its source."""

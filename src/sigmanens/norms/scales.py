@@ -19,12 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sigmanens.errors import InputError
+from sigmanens.errors import ConversionError, InputError
 from sigmanens.norms.computed import computed
+from sigmanens.norms.kernels import is_eager
 from sigmanens.norms.member import MemberNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["Affine", "SigmaNorm", "is_sharded", "whole"]
+_REBUILDING = ("torch.nn.utils.fusion", "torch.nn.utils.weight_norm")
 
 
 @dataclass
@@ -44,11 +45,6 @@ class Affine:
     offset: Tensor | None = None
     shift: Tensor | None = None
     kind: str = "sigmoid"
-
-    @property
-    def per_member_shift(self) -> bool:
-        """Whether each member has a trained shift of its own."""
-        return self.shift is not None and self.shift.dim() == self.logit.dim()
 
 
 def whole(t: Tensor) -> Tensor:
@@ -90,7 +86,7 @@ class SigmaNorm(MemberNorm):
         self.register_parameter(name, nn.Parameter(affine.logit))
         self.register_buffer("carrier", affine.carrier)
         self.register_buffer("offset", affine.offset)
-        if affine.shift is not None and affine.per_member_shift:
+        if affine.shift is not None and affine.shift.dim() == affine.logit.dim():
             self.register_parameter("shift", nn.Parameter(affine.shift))
         else:
             self.register_buffer("shift", affine.shift)
@@ -139,8 +135,15 @@ class SigmaNorm(MemberNorm):
     def weight(self) -> Tensor:
         """Effective scales (M, *S), to be read; a write raises InputError.
 
-        ``weight.requires_grad_(…)`` is that of the scale parameter.
+        ``weight.requires_grad_(…)`` is that of the scale parameter. torch's functions that fold a
+        norm into another layer, or split its weight into parts, raise ConversionError.
         """
+        if is_eager() and sys._getframe(1).f_globals.get("__name__") in _REBUILDING:
+            raise ConversionError(
+                f"{sys._getframe(1).f_globals['__name__']} would take the weight of σNorm layer "
+                f"'{self.where}' ({type(self).__name__}) for one plain weight, but each member has "
+                "scales of its own. Take one member out first: ens.member(i)"
+            )
         return computed(self.scales(), self.logit, self._refusal("weight"))
 
     @weight.setter

@@ -19,8 +19,6 @@ from torch import Tensor
 from sigmanens.errors import InputError
 from sigmanens.norms.kernels import State, blocks
 
-__all__ = ["batch_norm", "processes"]
-
 
 def processes(group: Any) -> int:
     """Number of processes that would share statistics; 1 without torch.distributed."""
@@ -47,8 +45,7 @@ class _Total(torch.autograd.Function):
 def batch_norm(x: Tensor, state: State, factors: Sequence[float], eps: float, group: Any) -> Tensor:
     """Normalise x (k·B, C, …) by each member's statistics over the ranks of a group.
 
-    Every rank must call it for the same members in the same order. Arguments are those of
-    :func:`sigmanens.norms.kernels.batch_norm`; B may differ between ranks.
+    Every rank must call it for the same members in the same order; B may differ between ranks.
 
     Raises:
         InputError: if one value per channel and member is left in all ranks together.

@@ -13,8 +13,6 @@ from sigmanens.norms.member import without_hooks
 from sigmanens.norms.scales import Affine, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 
-__all__ = ["SigmaWrappedNorm"]
-
 
 class SigmaWrappedNorm(SigmaNorm):
     r"""σNorm over a norm of any class that computes ``weight ⊙ norm(x) + bias`` sample by sample.

@@ -20,35 +20,31 @@ import torch
 from sigmanens.errors import OutsidePassError
 from sigmanens.passes.trees import map_tensors
 
-__all__ = ["MemberAxis", "Pass", "follow_backward", "peek"]
-
 
 @dataclass(frozen=True)
 class Pass:
-    """Members ``start ≤ m < stop`` of an ensemble, in one call.
-
-    Attributes:
-        axis: of the ensemble.
-        start, stop: the members.
-        running: whether the network runs; False where members are only chosen.
-        held: members that the layers hold: M, or fewer in a compiled network.
-        memory: what layers remember until the call ends, or None.
-        perturbed: whether scales are changed so that members differ visibly, for a trial.
-        once: whether one pass over B rows stands for all members (the shared prefix).
-        prefix: what records or replays the shared prefix, or None.
-        recorded: results of the shared prefix for this call, where they are there already.
-    """
+    """Members ``start ≤ m < stop`` of the ensemble that ``axis`` is of, in one call."""
 
     axis: MemberAxis
     start: int
     stop: int
-    running: bool = False
-    held: int = 0
-    memory: dict[Any, Any] | None = None
-    perturbed: bool = False
-    once: bool = False
-    prefix: Any = None
-    recorded: list[Any] | None = None
+    running: bool = False  # whether the network runs; False where members are only chosen
+    held: int = 0  # members that the layers hold: M, or fewer in a compiled network
+    memory: dict[Any, Any] | None = None  # what layers remember until the call ends
+    perturbed: bool = False  # whether scales are changed so that members differ visibly (trials)
+    once: bool = False  # whether one pass over B rows stands for all members (the shared prefix)
+    prefix: Any = None  # what records or replays the shared prefix
+    recorded: list[Any] | None = None  # results of the shared prefix that are there already
+
+    @property
+    def count(self) -> int:
+        """Number of members k."""
+        return self.stop - self.start
+
+    @property
+    def members(self) -> slice:
+        """Their rows in a tensor (M, …)."""
+        return slice(self.start, self.stop)
 
 
 _current: ContextVar[Pass | None] = ContextVar("sigmanens_pass", default=None)
@@ -61,12 +57,9 @@ def peek() -> Pass | None:
 
 
 class MemberAxis:
-    """The members of one ensemble. Its layers ask it which members are in the pass.
+    """The M members of one ensemble. Its layers ask it which of them are in the pass.
 
     It is a token without state, which copies of a layer share.
-
-    Args:
-        num_members: number of members M, at least 1.
     """
 
     def __init__(self, num_members: int) -> None:
@@ -82,9 +75,13 @@ class MemberAxis:
         return MemberAxis, (self._members,)
 
     @property
+    def _found(self) -> Pass | None:
+        return self.pinned if torch.compiler.is_compiling() else _current.get()
+
+    @property
     def chosen(self) -> Pass:
         """The pass of this call, or one of all members if none was chosen."""
-        found = self.pinned if torch.compiler.is_compiling() else _current.get()
+        found = self._found
         if found is None or found.axis is not self:
             return Pass(self, 0, self._members, held=self._members)
         return found
@@ -96,12 +93,9 @@ class MemberAxis:
         Raises:
             OutsidePassError: if none runs, or only one of another ensemble.
         """
-        if torch.compiler.is_compiling():
-            found = self.pinned
-        else:
-            found = _current.get()
-            if found is None or not found.running:
-                found = _in_backward() or found
+        found = self._found
+        if not torch.compiler.is_compiling() and (found is None or not found.running):
+            found = _in_backward() or found
         if found is None or not found.running or found.axis is not self:
             raise OutsidePassError(
                 "a converted layer was called outside a pass of its ensemble, where it is not "
@@ -113,43 +107,18 @@ class MemberAxis:
     @property
     def num_members(self) -> int:
         """M; in a pass of a compiled network, the members that its layers hold."""
-        found = self.pinned if torch.compiler.is_compiling() else _current.get()
-        return self._members if found is None or found.axis is not self else found.held
-
-    @property
-    def start(self) -> int:
-        """First member in the pass."""
-        return self.current.start
-
-    @property
-    def stop(self) -> int:
-        """One past the last member in the pass."""
-        return self.current.stop
-
-    @property
-    def active(self) -> int:
-        """Number of members k in the pass."""
-        found = self.current
-        return found.stop - found.start
-
-    @property
-    def once(self) -> bool:
-        """Whether one pass over B rows stands for all members."""
-        return self.current.once
+        return self.chosen.held
 
     @contextmanager
     def choosing(self, *, pin: bool = False, **changes: Any) -> Iterator[Pass]:
-        """Change the pass for the calls in the block: ``start``, ``stop``, ``memory``, …
+        """Change attributes of the :class:`Pass` for the calls in the block.
 
-        Args:
-            pin: also for compiled code, which all threads share: the caller holds a lock.
-            changes: attributes of :class:`Pass`.
+        ``pin`` does so for compiled code too, which all threads share: the caller holds a lock.
         """
         if torch.compiler.is_compiling():
-            before, chosen = self.pinned, self.chosen
-            start, stop = changes.get("start", chosen.start), changes.get("stop", chosen.stop)
-            running, once = changes.get("running", chosen.running), changes.get("once", False)
-            self.pinned = made = Pass(self, start, stop, running, chosen.held, once=once)
+            before, old = self.pinned, self.chosen
+            kept = {"start": old.start, "stop": old.stop, "running": old.running, "held": old.held}
+            self.pinned = made = Pass(self, **{**kept, **changes})
             try:
                 yield made
             finally:
@@ -192,9 +161,6 @@ class MemberAxis:
         if key not in memory:
             memory[key] = make()
         return memory[key]
-
-    def __repr__(self) -> str:
-        return f"MemberAxis({self._members})"
 
 
 _KEPT = 32  # backward passes that one thread is taken to run side by side

@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "training"]
-
 
 class _Modes:
     """Who uses a module in which mode."""
@@ -37,11 +35,8 @@ _mine: ContextVar[tuple[_Modes, ...]] = ContextVar("sigmanens_modes", default=()
 
 
 def _of(module: nn.Module) -> _Modes:
-    found = _modes.get(module)
-    if found is None:
-        with _lock:
-            found = _modes.setdefault(module, _Modes())
-    return found
+    with _lock:
+        return _modes.setdefault(module, _Modes())
 
 
 @contextmanager

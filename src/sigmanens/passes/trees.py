@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -18,24 +18,19 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sigmanens.errors import InputError
 
-__all__ = ["join", "map_tensors", "opaque", "unfold"]
 
-
-def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> Any:
-    """Apply ``fn(tensor, path)`` to every tensor in tuples, lists, mappings and dataclasses.
+def map_leaves(fn: Callable[[Any, str], Any], tree: Any, path: str = "") -> Any:
+    """Apply ``fn(leaf, path)`` to all that tuples, lists, mappings and dataclasses hold.
 
     The containers are rebuilt with their own classes (named tuples, ``ModelOutput``,
-    ``BatchEncoding``, dataclasses); whatever is not a tensor or a container is passed through.
-    ``path`` names a leaf as in ``"0.attention_mask"``.
+    ``BatchEncoding``, dataclasses). ``path`` names a leaf as in ``"0.attention_mask"``.
     """
 
     def mapped(key: object, value: Any) -> Any:
-        return map_tensors(fn, value, f"{path}.{key}" if path else str(key))
+        return map_leaves(fn, value, f"{path}.{key}" if path else str(key))
 
-    if isinstance(tree, Tensor):
+    if isinstance(tree, (Tensor, PackedSequence)):  # a tuple too, but not one of batches
         return fn(tree, path)
-    if isinstance(tree, PackedSequence):  # a tuple, but not one of batches
-        return tree
     if isinstance(tree, (tuple, list)):
         items = [mapped(i, v) for i, v in enumerate(tree)]
         if isinstance(tree, list):
@@ -44,8 +39,9 @@ def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any, path: str = "") -> 
     if isinstance(tree, Mapping):
         return _same_mapping(tree, {k: mapped(k, v) for k, v in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return dataclasses.replace(tree, **{k: mapped(k, v) for k, v in _fields(tree)})
-    return tree
+        taken = [f.name for f in dataclasses.fields(tree) if f.init]
+        return dataclasses.replace(tree, **{n: mapped(n, getattr(tree, n)) for n in taken})
+    return fn(tree, path)
 
 
 def _same_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
@@ -61,34 +57,41 @@ def _same_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any
     return type(tree)(items)  # type: ignore[call-arg]
 
 
-def _fields(data: Any) -> list[tuple[str, Any]]:
-    """Name and value of each field of a dataclass that its constructor takes."""
-    return [(f.name, getattr(data, f.name)) for f in dataclasses.fields(data) if f.init]
+def map_tensors(fn: Callable[[Tensor, str], Any], tree: Any) -> Any:
+    """Apply ``fn(tensor, path)`` to every tensor; other leaves are passed through."""
+    return map_leaves(lambda x, path: fn(x, path) if isinstance(x, Tensor) else x, tree)
 
 
-def opaque(tree: Any, path: str = "") -> dict[str, Any]:
+def tensors(tree: Any) -> list[tuple[str, Tensor]]:
+    """All tensors of a tree, each with its path."""
+    found: list[tuple[str, Tensor]] = []
+
+    def look(x: Tensor, path: str) -> Tensor:
+        found.append((path, x))
+        return x
+
+    map_tensors(look, tree)
+    return found
+
+
+def opaque(tree: Any) -> dict[str, Any]:
     """Leaves of a tree that hold tensors in an object of their own class, by path.
 
     Nothing is known about their batch: packed sequences, sparse and nested tensors, graphs,
     distributions, classes of the user's.
     """
-    if isinstance(tree, Tensor):
-        strided = tree.layout == torch.strided and not tree.is_nested
-        return {} if strided else {path: tree}
-    if isinstance(tree, PackedSequence):
-        return {path: tree}
-    items: Iterable[tuple[object, Any]]
-    if isinstance(tree, Mapping):
-        items = tree.items()
-    elif isinstance(tree, (tuple, list)):
-        items = enumerate(tree)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        items = _fields(tree)
-    else:
-        return {path: tree} if _holds_tensors(tree) else {}
     found: dict[str, Any] = {}
-    for key, value in items:
-        found |= opaque(value, f"{path}.{key}" if path else str(key))
+
+    def look(x: Any, path: str) -> Any:
+        if isinstance(x, Tensor):
+            unknown = x.layout != torch.strided or x.is_nested
+        else:
+            unknown = isinstance(x, PackedSequence) or _holds_tensors(x)
+        if unknown:
+            found[path] = x
+        return x
+
+    map_leaves(look, tree)
     return found
 
 
@@ -119,43 +122,34 @@ def unfold(tree: Any, members: int, size: int) -> Any:
             an object of an unknown class.
     """
     unknown = {} if torch.compiler.is_compiling() else opaque(tree)
-    if unknown:
-        tree = _without_caches(tree, unknown)
+    for path, x in unknown.items():
+        if "." in path or not path or "cache" not in type(x).__module__:
+            kind = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise InputError(
+                f"{_named(path)} is a {kind}, an object that holds tensors: it is not known how it "
+                "carries the members. Return a tensor, tuple, dict or dataclass from forward"
+            )
 
-    def split(y: Tensor, path: str) -> Tensor:
-        if y.dim() == 0:
+    def split(y: Any, path: str) -> Any:
+        if path in unknown:
+            return None
+        if not isinstance(y, Tensor) or y.dim() == 0:
             return y
         if members == 1:
             return y.unsqueeze(0)
         if y.shape[0] != members * size:
-            where = f"result '{path}'" if path else "the result"
             raise InputError(
-                f"{where} has shape {tuple(y.shape)}; expected {members * size} rows in dimension "
-                f"0 ({members} members × {size} samples). The network moves or drops its batch "
-                "dimension: use schedule='sequential'"
+                f"{_named(path)} has shape {tuple(y.shape)}; expected {members * size} rows in "
+                f"dimension 0 ({members} members × {size} samples). The network moves or drops its "
+                "batch dimension: use schedule='sequential'"
             )
         return y.unflatten(0, (members, size))
 
-    return map_tensors(split, tree)
+    return map_leaves(split, tree)
 
 
-def _without_caches(tree: Any, unknown: Mapping[str, Any]) -> Any:
-    """The results without transformers' caches of keys and values; an error for other objects."""
-    caches = {p: x for p, x in unknown.items() if "cache" in type(x).__module__}
-    for path, x in unknown.items():
-        if path not in caches or "." in path:
-            where = f"result '{path}'" if path else "the result"
-            kind = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise InputError(
-                f"{where} is a {kind}, an object that holds tensors: it is not known how it "
-                "carries the members. Return a tensor, tuple, dict or dataclass from forward"
-            )
-    if isinstance(tree, Mapping):
-        kept = {k: None if str(k) in caches else x for k, x in tree.items()}
-        return _same_mapping(tree, kept)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(None if str(i) in caches else x for i, x in enumerate(tree))
-    return dataclasses.replace(tree, **dict.fromkeys(caches))
+def _named(path: str) -> str:
+    return f"result '{path}'" if path else "the result"
 
 
 def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:
@@ -166,17 +160,12 @@ def join(blocks: Sequence[Any], sizes: Sequence[int]) -> Any:
     if len(blocks) == 1:
         return blocks[0]
 
-    def merge(group: tuple[Tensor, ...]) -> Tensor:
+    def merge(group: list[Tensor]) -> Tensor:
         if group[0].dim() == 0:
             total = sum(sizes)
             return torch.stack([t * (k / total) for t, k in zip(group, sizes, strict=True)]).sum(0)
         return torch.cat(group)
 
-    merged = iter([merge(group) for group in zip(*map(_leaves, blocks), strict=True)])
+    groups = zip(*map(tensors, blocks), strict=True)
+    merged = iter([merge([t for _, t in group]) for group in groups])
     return map_tensors(lambda *_: next(merged), blocks[0])
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(lambda t, _: found.append(t), tree)
-    return found
