@@ -13,8 +13,6 @@ from sigmanens.lab.report import naming
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.study import Group, Stat, Study
 
-__all__ = ["console_table"]
-
 _COLUMNS = (
     ("accuracy", "accuracy"),
     ("NLL", "nll"),
@@ -45,7 +43,7 @@ def console_table(metrics: Mapping[str, Any]) -> Table:
         chosen = group is study.chosen
         table.add_row(
             Text(f"{group.label} ←" if chosen else group.label),
-            study.multiple(group).replace(" ", "") or "–",
+            naming.times(study.multiple(group)).replace(" ", "") or "–",
             *(_text(group.stat(key)) for _, key in _COLUMNS),
             _ood(study, group),
             style="bold" if chosen else "",

@@ -3,121 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from sigmanens.lab.report import naming
-from sigmanens.lab.report.plot import Figure, Panel, axis, colour, hover, layout, line
-from sigmanens.lab.report.study import Group, Study, dig, finite
-from sigmanens.lab.report.tables import Cell, Table
+from sigmanens.lab.report.curves import Curve, curve_panel, curve_table
+from sigmanens.lab.report.plot import Panel, Section
+from sigmanens.lab.report.study import Group, Stat, Study, dig, finite, setting_of
 
-__all__ = ["curve_panels", "training"]
-
-_CURVES = (
-    ("task", "task loss", "nats"),
-    ("jensen_gap", "Jensen gap", "nats"),
-    ("val_jensen_gap", "Jensen gap on validation data", "nats"),
-    ("cosine", "cosine of the members' scales", "cosine"),
-    ("saturation", "share of saturated scales", "share"),
-)
-"""Key in the history, name, and what the axis says."""
-_OF_A_RUN = ("task", "jensen_gap", "val_jensen_gap", "cosine")
-_ENDS = ("first", "last")
-Epochs = Sequence[Mapping[str, Any]]
+_CURVES = {
+    "task": ("task loss", "nats"),
+    "jensen_gap": ("Jensen gap", "nats"),
+    "val_jensen_gap": ("Jensen gap on validation data", "nats"),
+    "cosine": ("cosine of the members' scales", "cosine"),
+    "saturation": ("share of saturated scales", "share"),
+}
+"""By key in the history: its name, and what the axis says."""
 
 
-def training(study: Study) -> Figure | None:
+def training(study: Study) -> Section | None:
     """Curves over the epochs of one seed; None where no history was kept."""
-    curves = _histories(study)
-    panels = [panel for curve in _CURVES if (panel := _panel(curves, curve, curve[1])) is not None]
-    if not panels:
+    curves = [c for group in study.groups if (c := _curve(study, group)) is not None]
+    drawn = {key: panel for key in _CURVES if (panel := _panel(curves, key, "")) is not None}
+    if not drawn:
         return None
-    measured = [c for c in _CURVES if any(_known(epochs, c[0]) for _, epochs in curves)]
-    return Figure(
-        key="training",
-        title="While training",
-        caption=(
-            "One seed. A cosine that falls in the first epochs says that the members divided the "
-            "channels before the backbone had learned; a cosine near 1 that they are one model."
-        ),
-        panels=panels,
-        legend=[group for group, _ in curves],
+    ends = [replace(curve, points=[curve.points[0], curve.points[-1]]) for curve in curves]
+    return Section(
+        "training",
+        "While training",
+        "One seed. A cosine that falls in the first epochs says that the members divided the "
+        "channels before the backbone had learned; a cosine near 1 that they are one model.",
+        list(drawn.values()),
+        curve_table("First and last epoch", ends, "epoch", {key: _CURVES[key][0] for key in drawn}),
+        legend=[curve.group for curve in curves if curve.group],
         main=study.main,
-        table=Table(
-            "First and last epoch",
-            ["method", "epochs", *(f"{name}, {end}" for _, name, _ in measured for end in _ENDS)],
-            [
-                [
-                    Cell.of(group.label, group=group),
-                    Cell.of(len(epochs), 0),
-                    *(Cell.of(_number(epochs[i], key)) for key, *_ in measured for i in (0, -1)),
-                ]
-                for group, epochs in curves
-            ],
-        ),
     )
 
 
 def curve_panels(study: Study, group: Group) -> list[Panel]:
     """The curves of one method and setting, each in a panel of its own."""
-    mine = [(other, epochs) for other, epochs in _histories(study) if other is group]
-    drawn = (
-        _panel(mine, curve, f"Training: {curve[1]}", 240)
-        for curve in _CURVES
-        if curve[0] in _OF_A_RUN
-    )
-    return [panel for panel in drawn if panel is not None]
+    curve = _curve(study, group)
+    keys = [key for key in _CURVES if key != "saturation"]
+    panels = [_panel([curve], key, "Training: ", 240) for key in keys if curve]
+    return [panel for panel in panels if panel is not None]
 
 
-def _panel(
-    curves: list[tuple[Group, Epochs]], curve: tuple[str, str, str], title: str, height: int = 300
-) -> Panel | None:
-    key, name, unit = curve
-    lines = [_line(group, epochs, key, name) for group, epochs in curves]
-    shown = [line for line in lines if len(line["x"]) > 1]
-    if not shown:
-        return None
-    title = f"{title[:1].upper()}{title[1:]}"
-    return Panel(title, shown, layout(axis("epoch"), axis(unit, nticks=5)), height)
+def _panel(curves: Sequence[Curve], key: str, before: str, height: int = 300) -> Panel | None:
+    name, unit = _CURVES[key]
+    more: dict[str, Any] = {"yaxis": {"nticks": 5}, "height": height}
+    return curve_panel(f"{before}{name}", curves, key, "epoch", unit, **more)
 
 
-def _histories(study: Study) -> list[tuple[Group, Epochs]]:
-    """The epochs of every group that has them, in the order of the groups."""
+def _curve(study: Study, group: Group) -> Curve | None:
+    """The epochs of a group, where a history of it was kept."""
     found = study.metrics.get("histories")
     entries = list(found) if isinstance(found, Sequence) else []
-    single = study.metrics.get("history")
-    if isinstance(single, Sequence) and single and study.groups:
-        last = study.metrics["rows"][-1]  # a run of one ensemble keeps the history of that
-        entries.append({**last, "epochs": single})
-    curves = []
-    for group in study.groups:
-        for entry in entries:
-            members = finite(dig(entry, "members"))
-            setting = (
-                dig(entry, "method"),
-                None if members is None else int(members),
-                finite(dig(entry, "tau")),
-                finite(dig(entry, "weight")),
-                dig(entry, "variant") or "",
-            )
-            mine = (group.method, group.members, group.tau, group.weight, group.variant)
-            epochs = dig(entry, "epochs")
-            if setting == mine and isinstance(epochs, Sequence) and epochs:
-                curves.append((group, epochs))
-                break
-    return curves
+    alone = study.metrics.get("history")
+    if isinstance(alone, Sequence):  # a run of one ensemble keeps the history of that
+        entries.append({**study.metrics["rows"][-1], "epochs": alone})
+    for entry in entries:
+        epochs = dig(entry, "epochs")
+        if setting_of(entry) != group.setting or not isinstance(epochs, Sequence):
+            continue
+        points = [
+            (at, partial(_measured, epoch))
+            for epoch in epochs
+            if (at := finite(dig(epoch, "epoch"))) is not None
+        ]
+        if points:
+            return Curve(group.label, group.look, points, group)
+    return None
 
 
-def _number(epoch: Any, key: str) -> float | None:
-    return finite(dig(epoch, key))
-
-
-def _known(epochs: Epochs, key: str) -> bool:
-    return any(_number(epoch, key) is not None for epoch in epochs)
-
-
-def _line(group: Group, epochs: Epochs, key: str, name: str) -> dict[str, Any]:
-    points = [(_number(epoch, "epoch"), _number(epoch, key)) for epoch in epochs]
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    texts = [hover(group.label, f"epoch {x:g}", f"{name} {naming.number(y)}") for x, y in known]
-    look = (colour(group), group.look.dash)
-    return line([x for x, _ in known], [y for _, y in known], look, texts, meta=group.key)
+def _measured(epoch: Mapping[str, Any], key: str) -> Stat:
+    value = finite(epoch.get(key))
+    return Stat({} if value is None else {"": value})
