@@ -34,7 +34,7 @@ def test_figures_are_valid_plotly_and_drawn_for_what_was_measured():
     drawn = [section for section in sections(read_study(demo_metrics())) if section.panels]
     keys = ["frontier", "tau", "reliability", "severity", "owners"]
     assert [figure.key for figure in drawn] == keys
-    assert [len(figure.panels) for figure in drawn] == [2, 3, 3, 3, 1]
+    assert [len(figure.panels) for figure in drawn] == [2, 3, 2, 3, 1]
     for figure in drawn:
         for panel in figure.panels:
             go.Figure(panel.traces, panel.layout)
@@ -146,14 +146,14 @@ def test_page_loads_nothing_and_holds_no_markup_from_the_metrics(metrics: dict[s
 def test_page_embeds_the_plotting_script_once():
     page = render(demo_metrics())
     assert len(re.findall(r"plotly\.js v\d", page)) == 1
-    # 12 of the study, and of each of 8 runs a reliability diagram and 2 curves under noise.
-    assert page.count('class="plotly-graph-div"') == 12 + 8 * 3
+    # 11 of the study, and of each of 8 runs a reliability diagram and 2 curves under noise.
+    assert page.count('class="plotly-graph-div"') == 11 + 8 * 3
 
 
 def test_texts_for_plots_carry_no_markup():
     page = render(hostile_metrics())
     drawn = re.findall(r"Plotly\.newPlot\((.*?)</script>", page.replace(PLOTLY, ""), re.S)
-    assert len(drawn) > 12
+    assert len(drawn) > 11
     assert not any("<" in text for text in drawn)
     texts = "".join(drawn).encode().decode("unicode_escape")
     assert "&lt;img" in texts
@@ -177,7 +177,7 @@ def test_page_says_what_it_stands_on():
     plots = [
         attributes for _, attributes in Elements(page).found if attributes.get("role") == "img"
     ]
-    assert len(plots) == 12 + 8 * 3
+    assert len(plots) == 11 + 8 * 3
     assert all(attributes["aria-label"] for attributes in plots)
     # Every seed on hover, and in its own row with its interval.
     assert "seed 1: " in page

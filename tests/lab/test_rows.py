@@ -28,16 +28,10 @@ from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.summary import summarize
 from sigmanens.evaluation.vim import ViM
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
+from sigmanens.lab.ood_scores import feature_options, feature_reader
 from sigmanens.lab.report import console_table
 from sigmanens.lab.report.reading import read_study
-from sigmanens.lab.rows import (
-    EvaluationData,
-    evaluate,
-    feature_options,
-    feature_reader,
-    member_logits,
-    tempered,
-)
+from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
 from sigmanens.lab.training import Recipe, train_network
 
 RECIPE = Recipe(epochs=8, batch_size=40, lr=0.2, weight_decay=0.0)

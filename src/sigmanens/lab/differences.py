@@ -23,8 +23,6 @@ from sigmanens.evaluation.comparison import (
     seed_difference,
 )
 
-__all__ = ["METRICS", "Load", "Samples", "differences", "setting_name", "value_of"]
-
 METRICS = (
     "accuracy", "nll", "nll_calibrated", "brier", "ece", "ece_calibrated",
     "nll_corrupted", "nll_calibrated_corrupted",
@@ -95,25 +93,23 @@ def differences(
         shared = [seed for seed in settings[a] if seed in settings[b]]
         compared: dict[str, Any] = {}
         for metric in METRICS:
-            both = [
-                (seed, x, y)
+            both = {
+                seed: values
                 for seed in shared
-                if (x := value_of(settings[a][seed], metric)) is not None
-                and (y := value_of(settings[b][seed], metric)) is not None
-            ]
+                if None not in (values := [value_of(settings[k][seed], metric) for k in (a, b)])
+            }
             gap: Difference | None = None
             if len(both) > 1:
-                _, ours, theirs = zip(*both, strict=True)
+                ours, theirs = zip(*both.values(), strict=True)
                 gap = seed_difference(ours, theirs, _LEVEL)
             elif both:
-                seed = both[0][0]
+                (seed,) = both
                 if seed not in sampled:
                     of_seed = {name: by[seed] for name, by in settings.items() if seed in by}
                     sampled[seed] = _Sampled(of_seed, load)
                 gap = sampled[seed].difference(metric, a, b)
-                if gap is None:
-                    kept = before.get((a, b), {}).get(metric)
-                    compared |= {metric: kept} if kept else {}
+                if gap is None and (kept := before.get((a, b), {}).get(metric)):
+                    compared[metric] = kept
             if gap is not None:
                 compared[metric] = _plain(gap)
         if compared:

@@ -15,16 +15,8 @@ import torch
 
 from sigmanens.diversity import theory
 from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
-from sigmanens.diversity.forces import (
-    equal_sharing_curvature,
-    force,
-    full_sharing_pull,
-    steps_to,
-    trajectory,
-)
+from sigmanens.diversity.forces import force, full_sharing_pull, steps_to, trajectory
 from sigmanens.errors import ConfigError
-
-__all__ = ["ExplainConfig", "Explanation", "Setting", "as_config", "explain"]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 TAUS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -112,7 +104,6 @@ class Explanation:
         settings: the asked τ among others, by rising τ.
         steep: τ between which τ steers the owners; None: nowhere.
         full_sharing: task pull in nats per member above which all members keep a channel.
-        equal_sharing: curvature in nats of the task above which equal members stay equal.
         path: cosine after each optimizer step, from 0 on.
         milestones: step at which the cosine has halved, and has fallen to 0.5, 0.29 and 0.1; None
             if it does not within the simulated steps.
@@ -123,7 +114,6 @@ class Explanation:
     settings: list[Setting]
     steep: tuple[float, float] | None
     full_sharing: float
-    equal_sharing: float
     path: list[float]
     milestones: dict[str, int | None]
 
@@ -163,7 +153,6 @@ def explain(config: ExplainConfig) -> Explanation:
         settings,
         theory.flat_range(members),
         full_sharing_pull(tau, members, weight),
-        equal_sharing_curvature(tau, weight),
         path.tolist(),
         milestones,
     )

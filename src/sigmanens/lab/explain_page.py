@@ -94,9 +94,6 @@ def _panel(found: Explanation, title: str, y: str, fields: tuple[str, ...]) -> P
     taus = [s.tau for s in found.settings]
     across: dict[str, Any] = {"type": "log", "tickvals": taus}
     across["ticktext"] = [f"{tau:.2g}" for tau in taus]
-    panel = curve_panel(title, curves, y, "τ", y, xaxis=across, keyed=True)
-    if panel is not None:
-        here = {"type": "line", "x0": found.chosen.tau, "x1": found.chosen.tau, "yref": "paper"}
-        here |= {"y0": 0, "y1": 1, "line": {"color": MUTED, "width": 1}}
-        panel.layout["shapes"] = [here]
-    return panel
+    here = {"type": "line", "x0": found.chosen.tau, "x1": found.chosen.tau, "yref": "paper"}
+    here |= {"y0": 0, "y1": 1, "line": {"color": MUTED, "width": 1}}
+    return curve_panel(title, curves, y, "τ", y, xaxis=across, keyed=True, shapes=[here])

@@ -11,8 +11,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sigmanens.errors import ConfigError, SigmaNensError
 
-__all__ = ["dump_json", "from_plain", "to_json"]
-
 T = TypeVar("T")
 
 

@@ -18,7 +18,7 @@ class Curve:
     """One line: at each x, what was measured there by key.
 
     ``group`` is the method that a legend can switch off; ``marked`` puts a symbol on each point and
-    ``spread`` whiskers of one standard deviation.
+    ``spread`` whiskers: one standard deviation over seeds, or the interval of a single one.
     """
 
     name: str
@@ -42,12 +42,21 @@ class Curve:
             "line": {"color": self.look.colour, "dash": self.look.dash, "width": self.width},
             "marker": {"symbol": self.look.symbol, "size": 8},
             "hoverinfo": "text",
-            "hovertext": [hover(self.name, f"{x} {at:.4g}", f"{y} {stat}") for at, stat in known],
+            "hovertext": [
+                hover(self.name, f"{x} {at:.4g}", f"{y} {stat.text()}") for at, stat in known
+            ],
         }
-        spreads = [stat.sd or 0.0 for _, stat in known]
-        if self.spread and any(spreads):
-            trace["error_y"] = whiskers(self.look, spreads)
+        ends = [_ends(stat) for _, stat in known]
+        if self.spread and any(low or high for low, high in ends):
+            trace["error_y"] = whiskers(self.look, [e[1] for e in ends], [e[0] for e in ends])
         return trace | ({"meta": self.group.key} if self.group else {})
+
+
+def _ends(stat: Stat) -> tuple[float, float]:
+    """How far the spread of a value reaches down and up."""
+    if stat.bounds is not None and stat.mean is not None:
+        return max(0.0, stat.mean - stat.bounds[0]), max(0.0, stat.bounds[1] - stat.mean)
+    return stat.sd or 0.0, stat.sd or 0.0
 
 
 def fixed(points: Iterable[tuple[float, float]]) -> list[tuple[float, Callable[[str], Stat]]]:
@@ -70,6 +79,7 @@ def curve_panel(
     yaxis: Mapping[str, Any] | None = None,
     height: int = 340,
     keyed: bool = False,
+    shapes: Sequence[Mapping[str, Any]] = (),
 ) -> Panel | None:
     """The lines of ``key`` over x; None where nothing can be drawn. ``keyed``: with a legend."""
     traces = [(c, trace) for c in curves if (trace := c.trace(key, x.partition(",")[0], y))]
@@ -78,7 +88,7 @@ def curve_panel(
     return Panel(
         naming.capital(title),
         [trace for _, trace in traces],
-        layout(axis(x, **(xaxis or {})), axis(y, **(yaxis or {}))),
+        layout(axis(x, **(xaxis or {})), axis(y, **(yaxis or {})), shapes=shapes),
         height,
         keys=[(c.name, c.look) for c, _ in traces] if keyed and len(traces) > 1 else (),
     )
@@ -94,7 +104,7 @@ def curve_table(
         [
             [
                 Cell.of(curve.name, group=curve.group),
-                Cell(naming.amount(at), at),
+                Cell(f"{at:.4g}", at),
                 *(Cell.of(of(key)) for key in columns),
             ]
             for curve in curves

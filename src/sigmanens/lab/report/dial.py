@@ -97,7 +97,7 @@ def _section(study: Study, knob: _Knob) -> Section | None:
         knob.key,
         knob.title,
         f"{'Means over seeds' if several else 'One seed'}, {study.split} data."
-        f"{' Whiskers: one standard deviation over seeds.' if several else ''}"
+        f" Whiskers: {'one standard deviation' if several else '95 % bootstrap interval'}."
         f"{' Level lines: methods that have no such setting.' if levels else ''}",
         [panel for panel in panels if panel is not None],
         curve_table(

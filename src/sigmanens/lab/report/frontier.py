@@ -115,4 +115,4 @@ def _mean(group: Group, key: str, chosen: bool) -> dict[str, Any]:
         ],
     }
     bars = {"error_x": x.sd, "error_y": y.sd}
-    return trace | {name: whiskers(group.look, [sd]) for name, sd in bars.items() if sd}
+    return trace | {name: whiskers(group.look, [sd], [sd]) for name, sd in bars.items() if sd}

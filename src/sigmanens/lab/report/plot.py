@@ -32,14 +32,13 @@ _CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False, "
 class Panel:
     """One plot: a title above it, its plotly traces and layout, its height in pixels.
 
-    ``group`` is the method it is about; ``keys`` its own legend, where its lines are no methods.
+    ``keys`` is its own legend, where its lines are no methods.
     """
 
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 340
-    group: Group | None = None
     keys: Sequence[tuple[str, Look]] = ()
 
     def html(self, key: str, hidden: frozenset[str] = frozenset()) -> str:
@@ -97,10 +96,10 @@ def hover(title: str, *facts: str) -> str:
     return "<br>".join([f"<b>{plain(title)}</b>", *(plain(fact) for fact in facts)])
 
 
-def whiskers(look: Look, up: Sequence[float], down: Sequence[float] | None = None) -> Any:
+def whiskers(look: Look, up: Sequence[float], down: Sequence[float]) -> dict[str, Any]:
     """Error bars of these lengths, in plotly's schema."""
-    bars = {"type": "data", "array": up, "color": look.colour, "thickness": 1.2, "width": 3}
-    return bars if down is None else bars | {"symmetric": False, "arrayminus": down}
+    bars = {"type": "data", "array": up, "symmetric": False, "arrayminus": down}
+    return bars | {"color": look.colour, "thickness": 1.2, "width": 3}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
