@@ -14,7 +14,7 @@ from tests.lab.report_fixture import demo_metrics
 from tests.lab.test_report import PLOTLY
 
 from sigmanens.lab.report.compare import difference, named, survivors, word
-from sigmanens.lab.report.corruption import curve_panels, kind_table
+from sigmanens.lab.report.corruption import curves_of_a_run, kind_table
 from sigmanens.lab.report.owners import layer_counts, layer_panel
 from sigmanens.lab.report.page import details, group_findings, render, sections
 from sigmanens.lab.report.plot import Section
@@ -137,7 +137,7 @@ def test_kinds_are_means_over_severities_and_the_best_is_darkest(study: Study):
 def test_curves_of_a_run_go_from_the_clean_data_through_every_kind(study: Study):
     group = study.chosen
     assert group is not None
-    ece, accuracy = curve_panels(study, group)
+    ece, accuracy = curves_of_a_run(study, group)
     assert len(ece.traces) == len(accuracy.traces) == len(KINDS) + 1
     assert len({look for _, look in ece.keys}) == len(KINDS) + 1
     mean = ece.traces[-1]
@@ -166,7 +166,7 @@ def test_kinds_together_stand_in_the_figure_and_the_table_says_that_few_are_bias
     assert group.corruption("3", "ece").mean == pytest.approx(0.03)
     assert group.corruption("0", "ece").mean == group.stat("ece").mean
     assert "the examples of all kinds together" in drawn(study)["severity"].note
-    (ece, _) = curve_panels(study, group)
+    (ece, _) = curves_of_a_run(study, group)
     assert ece.keys[-1][0] == "all together"
     assert "Each kind was measured on 50 examples" in render(metrics)
     assert "Each kind was measured" not in render(bench_metrics())

@@ -6,12 +6,11 @@ It has the style, tables, plots and script of the reports.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from sigmanens.errors import RunError
 from sigmanens.lab.explain import Explanation
 from sigmanens.lab.explain_words import COLUMNS, sentences, tau_text
-from sigmanens.lab.report.curves import Curve, curve_panel, fixed
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, fixed
 from sigmanens.lab.report.naming import Look
 from sigmanens.lab.report.plot import ACCENT, MUTED, Panel, Section
 from sigmanens.lab.report.tables import Cell, Table
@@ -44,10 +43,9 @@ def render(found: Explanation) -> str:
     """The HTML of the page; it asks the network for nothing."""
     config = found.config
     steps = Curve("cosine", Look(ACCENT, "solid"), fixed(enumerate(found.path)))
-    by_step = curve_panel(
-        "Cosine of the scales by optimizer step", [steps], "cosine", "step", "cosine",
-        yaxis={"range": [0, 1]},
-    )  # fmt: skip
+    cosine = Quantity(
+        "cosine", "cosine of the scales by optimizer step", "cosine", {"range": [0, 1]}
+    )
     rows = [
         [
             Cell(tau_text(found, s), s.tau),
@@ -68,13 +66,13 @@ def render(found: Explanation) -> str:
                 "Solid: where penalty-only descent from γ ~ N(0, 1) ends, and the push on the "
                 "largest scale of a channel; dotted: what the penalty prefers, and the push on the "
                 "others. The vertical line is the asked τ.",
-                [panel for panel in (_panel(found, *spec) for spec in _PANELS) if panel],
+                [panel for spec in _PANELS for panel in _panels(found, *spec)],
             ),
             Section(
                 "split",
                 "How fast the penalty alone parts the members",
                 f"{config.channels:,} channels, {config.optimizer} at rate {found.rate:g} of γ.",
-                [by_step] if by_step else [],
+                curve_panels([cosine], [steps], "step"),
             ),
             Section(
                 "settings",
@@ -85,15 +83,16 @@ def render(found: Explanation) -> str:
     )
 
 
-def _panel(found: Explanation, title: str, y: str, fields: tuple[str, ...]) -> Panel | None:
+def _panels(found: Explanation, title: str, y: str, fields: tuple[str, ...]) -> list[Panel]:
     looks = (Look(ACCENT, "solid"), Look(MUTED, "dot"))
     curves = [
         Curve(field, look, fixed((s.tau, getattr(s, field)) for s in found.settings), marked=True)
         for field, look in zip(fields, looks, strict=False)
     ]
     taus = [s.tau for s in found.settings]
-    across: dict[str, Any] = {"type": "log", "tickvals": taus}
-    across["ticktext"] = [f"{tau:.2g}" for tau in taus]
+    across = {"type": "log", "tickvals": taus, "ticktext": [f"{tau:.2g}" for tau in taus]}
     here = {"type": "line", "x0": found.chosen.tau, "x1": found.chosen.tau, "yref": "paper"}
     here |= {"y0": 0, "y1": 1, "line": {"color": MUTED, "width": 1}}
-    return curve_panel(title, curves, y, "τ", y, xaxis=across, keyed=True, shapes=[here])
+    return curve_panels(
+        [Quantity(y, title, y)], curves, "τ", xaxis=across, keyed=True, shapes=[here]
+    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
-from sigmanens.lab.report.curves import Curve, curve_panel, curve_table
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.naming import Look
 from sigmanens.lab.report.plot import INK, Panel, Section, series
 from sigmanens.lab.report.study import Group, Stat, Study, finite, mean_of
@@ -17,6 +16,13 @@ from sigmanens.lab.report.tables import Cell, Column, Table, by_group
 
 _MEASURED = ("ece", "accuracy", "nll")
 """What is shown under corruption, first the paper's own question."""
+_QUANTITIES = [
+    Quantity(
+        key, METRICS[key].title, METRICS[key].name,
+        {"rangemode": "normal" if key == "accuracy" else "tozero"},
+    )
+    for key in _MEASURED
+]  # fmt: skip
 
 
 def severity(study: Study) -> Section | None:
@@ -39,38 +45,20 @@ def severity(study: Study) -> Section | None:
         )
         for group in shown
     ]
-    return Section(
+    return curve_section(
         "severity",
         "Under corruption",
         f"Corruption: {what}. Severity 0 is the clean {study.split} data. Means over seeds; hover "
         "for the spread.",
-        _panels(curves, _MEASURED, levels, "{title}"),
-        curve_table(
-            "Numbers under corruption", curves, "severity", {k: METRICS[k].name for k in _MEASURED}
-        ),
-        legend=shown,
+        _QUANTITIES,
+        curves,
+        "severity",
         main=study.main,
+        xaxis={"tickvals": [int(level) for level in levels]},
     )
 
 
-def _panels(
-    curves: Sequence[Curve], keys: Sequence[str], levels: Sequence[str], title: str, **more: Any
-) -> list[Panel]:
-    """A panel against severity for each key that was measured."""
-    panels = [
-        curve_panel(
-            title.format(title=METRICS[key].title, name=METRICS[key].name),
-            curves, key, "severity", METRICS[key].name,
-            xaxis={"tickvals": [int(level) for level in levels]},
-            yaxis={"rangemode": "normal" if key == "accuracy" else "tozero"},
-            **more,
-        )
-        for key in keys
-    ]  # fmt: skip
-    return [panel for panel in panels if panel is not None]
-
-
-def curve_panels(study: Study, group: Group) -> list[Panel]:
+def curves_of_a_run(study: Study, group: Group) -> list[Panel]:
     """ECE and accuracy of one run against severity, a line per kind and one for all of them."""
     levels = ["0", *study.severities]
     curves = []
@@ -82,7 +70,14 @@ def curve_panels(study: Study, group: Group) -> list[Panel]:
         points = [(int(level), partial(group.corruption, level)) for level in levels]
         over = "all together" if study.pooled else "mean"
         curves.append(Curve(over, Look(INK, "solid"), points, width=3.5))
-    return _panels(curves, _MEASURED[:2], levels, "{name} under " + what, height=320, keyed=True)
+    return curve_panels(
+        [quantity._replace(title=f"{quantity.name} under {what}") for quantity in _QUANTITIES[:2]],
+        curves,
+        "severity",
+        xaxis={"tickvals": [int(level) for level in levels]},
+        height=320,
+        keyed=True,
+    )
 
 
 def _of_kind(group: Group, kind: str, level: str, key: str) -> Stat:

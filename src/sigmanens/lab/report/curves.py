@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.naming import Look
-from sigmanens.lab.report.plot import Panel, axis, hover, layout, whiskers
+from sigmanens.lab.report.plot import Panel, Section, axis, hover, layout, whiskers
 from sigmanens.lab.report.study import Group, Stat
 from sigmanens.lab.report.tables import Cell, Table
+
+
+class Quantity(NamedTuple):
+    """What is drawn upwards: its key, the title of its panel, its name, options of its axis."""
+
+    key: str
+    title: str
+    name: str
+    yaxis: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,8 @@ class Curve:
     """One line: at each x, what was measured there by key.
 
     ``group`` is the method that a legend can switch off; ``marked`` puts a symbol on each point and
-    ``spread`` whiskers: one standard deviation over seeds, or the interval of a single one.
+    ``spread`` whiskers: one standard deviation over seeds, or the interval of a single one. A
+    ``level`` stands for what does not depend on x.
     """
 
     name: str
@@ -28,12 +38,18 @@ class Curve:
     width: float = 1.8
     marked: bool = False
     spread: bool = False
+    level: bool = False
 
-    def trace(self, key: str, x: str, y: str) -> dict[str, Any] | None:
-        """The line of ``key`` for plotly; None below two points, or one that is marked."""
-        known = [(at, stat) for at, of in self.points if (stat := of(key)).mean is not None]
+    def trace(self, quantity: Quantity, x: str) -> dict[str, Any] | None:
+        """The line for plotly; None below two points, or one that is marked."""
+        found = [(at, of(quantity.key)) for at, of in self.points]
+        known = [(at, stat) for at, stat in found if stat.mean is not None]
         if len(known) < (1 if self.marked else 2):
             return None
+
+        def says(stat: Stat) -> str:
+            return f"{quantity.name} {stat.text()}"
+
         trace: dict[str, Any] = {
             "type": "scatter",
             "mode": "lines+markers" if self.marked else "lines",
@@ -42,9 +58,7 @@ class Curve:
             "line": {"color": self.look.colour, "dash": self.look.dash, "width": self.width},
             "marker": {"symbol": self.look.symbol, "size": 8},
             "hoverinfo": "text",
-            "hovertext": [
-                hover(self.name, f"{x} {at:.4g}", f"{y} {stat.text()}") for at, stat in known
-            ],
+            "hovertext": [hover(self.name, f"{x} {at:.4g}", says(stat)) for at, stat in known],
         }
         ends = [_ends(stat) for _, stat in known]
         if self.spread and any(low or high for low, high in ends):
@@ -68,46 +82,68 @@ def fixed(points: Iterable[tuple[float, float]]) -> list[tuple[float, Callable[[
     return [(at, always(value)) for at, value in points]
 
 
-def curve_panel(
-    title: str,
+def curve_panels(
+    quantities: Sequence[Quantity],
     curves: Sequence[Curve],
-    key: str,
     x: str,
-    y: str,
     *,
     xaxis: Mapping[str, Any] | None = None,
-    yaxis: Mapping[str, Any] | None = None,
     height: int = 340,
     keyed: bool = False,
     shapes: Sequence[Mapping[str, Any]] = (),
-) -> Panel | None:
-    """The lines of ``key`` over x; None where nothing can be drawn. ``keyed``: with a legend."""
-    traces = [(c, trace) for c in curves if (trace := c.trace(key, x.partition(",")[0], y))]
-    if not traces:
-        return None
-    return Panel(
-        naming.capital(title),
-        [trace for _, trace in traces],
-        layout(axis(x, **(xaxis or {})), axis(y, **(yaxis or {})), shapes=shapes),
-        height,
-        keys=[(c.name, c.look) for c, _ in traces] if keyed and len(traces) > 1 else (),
-    )
+) -> list[Panel]:
+    """A panel of each quantity that can be drawn. ``keyed``: each with a legend of its own."""
+    panels = []
+    for quantity in quantities:
+        drawn = [(c, trace) for c in curves if (trace := c.trace(quantity, x.partition(",")[0]))]
+        axes = axis(x, **(xaxis or {})), axis(quantity.name, **quantity.yaxis)
+        keys = [(c.name, c.look) for c, _ in drawn] if keyed and len(drawn) > 1 else []
+        if drawn:
+            title, traces = naming.capital(quantity.title), [trace for _, trace in drawn]
+            panels.append(Panel(title, traces, layout(*axes, shapes=shapes), height, keys))
+    return panels
 
 
-def curve_table(
-    caption: str, curves: Sequence[Curve], x: str, columns: Mapping[str, str], first: str = "method"
-) -> Table:
-    """The numbers of the lines: one row for each of their points, one column for each key."""
-    return Table(
-        caption,
-        [first, x, *columns.values()],
+def curve_section(
+    key: str,
+    title: str,
+    note: str,
+    quantities: Sequence[Quantity],
+    curves: Sequence[Curve],
+    x: str,
+    *,
+    main: Sequence[Group] = (),
+    first: str = "method",
+    ends: bool = False,
+    **more: Any,
+) -> Section | None:
+    """The panels with their legend and a table of the numbers; None where nothing can be drawn.
+
+    ``first`` is the head of the table's first column; with ``ends`` it has the first and the last
+    point of each curve. ``more`` is as for :func:`curve_panels`.
+    """
+    panels = curve_panels(quantities, curves, x, **more)
+    shown = [(c, c.points[:: max(len(c.points) - 1, 1)] if ends else c.points) for c in curves]
+    rows = [
         [
-            [
-                Cell.of(curve.name, group=curve.group),
-                Cell(f"{at:.4g}", at),
-                *(Cell.of(of(key)) for key in columns),
-            ]
-            for curve in curves
-            for at, of in curve.points
-        ],
+            Cell.of(curve.name, group=curve.group),
+            Cell(f"{at:.4g}", at),
+            *(Cell.of(of(quantity.key)) for quantity in quantities),
+        ]
+        for curve, points in shown
+        for at, of in points
+        if not curve.level
+    ]
+    legend = [curve.group for curve in curves if curve.group]
+    if not panels:
+        return None
+    return Section(
+        key,
+        title,
+        note,
+        panels,
+        Table(f"{title}: the numbers", [first, x, *(q.name for q in quantities)], rows),
+        legend=legend,
+        main=main,
+        keys=[] if legend else [(curve.name, curve.look) for curve in curves],
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
-from sigmanens.lab.report.curves import Curve, curve_panel, curve_table
+from sigmanens.lab.report.curves import Curve, Quantity, curve_section
 from sigmanens.lab.report.naming import Setting
 from sigmanens.lab.report.plot import Section
 from sigmanens.lab.report.study import Group, Study
@@ -74,7 +74,10 @@ def _section(study: Study, knob: _Knob) -> Section | None:
     alike = {1, None, *(group.members for points in lines.values() for _, group in points)}
     levels = [
         Curve(
-            group.label, _level(group), [(value, group.stat) for value in (values[0], values[-1])]
+            group.label,
+            _level(group),
+            [(x, group.stat) for x in (values[0], values[-1])],
+            level=True,
         )
         for group in study.groups
         if group.method in (("single",) if knob.key == "members" else _REFERENCES)
@@ -85,27 +88,19 @@ def _section(study: Study, knob: _Knob) -> Section | None:
     across = {"tickvals": ticks, "ticktext": [naming.amount(value) for value in ticks]}
     if values[0] > 0 and values[-1] / values[0] >= 4:
         across["type"] = "log"
-    panels = [
-        curve_panel(METRICS[m].title, [*levels, *curves], m, knob.name, METRICS[m].name,
-                    xaxis=across, yaxis={"nticks": 6})
-        for m in _METRICS
-    ]  # fmt: skip
-    if not any(panels):
-        return None
     several = len(study.seeds) > 1
-    return Section(
+    return curve_section(
         knob.key,
         knob.title,
         f"{'Means over seeds' if several else 'One seed'}, {study.split} data."
         f" Whiskers: {'one standard deviation' if several else '95 % bootstrap interval'}."
         f"{' Level lines: methods that have no such setting.' if levels else ''}",
-        [panel for panel in panels if panel is not None],
-        curve_table(
-            f"Numbers against {knob.name}", curves, knob.name,
-            {m: METRICS[m].name for m in _METRICS}, first="line",
-        ),
-        keys=[(curve.name, curve.look) for curve in (*levels, *curves)],
-    )  # fmt: skip
+        [Quantity(m, METRICS[m].title, METRICS[m].name, {"nticks": 6}) for m in _METRICS],
+        [*levels, *curves],
+        knob.name,
+        first="line",
+        xaxis=across,
+    )
 
 
 def _level(group: Group) -> naming.Look:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sigmanens.lab.report.curves import Curve, curve_panel, curve_table, fixed
+from sigmanens.lab.report.curves import Curve, Quantity, curve_section, fixed
 from sigmanens.lab.report.plot import INK, Panel, Section, axis, layout, plain
 from sigmanens.lab.report.study import Group, Study, dig, numbers
 
@@ -41,24 +39,18 @@ def owners(study: Study) -> Section | None:
         )
         for group, total in found
     ]
-    x, y = "owners of a channel", "share of channels"
     widest = max((len(total) for _, total in found), default=0)
-    axes: dict[str, Any] = {
-        "xaxis": {"tickvals": list(range(widest))},
-        "yaxis": {"rangemode": "tozero"},
-    }
-    panel = curve_panel("Share of the channels with k owners", curves, "share", x, y, **axes)
-    if panel is None:
-        return None
-    return Section(
+    shares = "share of the channels with k owners"
+    return curve_section(
         "owners",
         "Owners per channel",
         "A member owns a channel when its scale σ(γ) exceeds one half. A small τ gives channels to "
         "few members, a large τ lets more of them share. Pooled over seeds.",
-        [panel],
-        curve_table("Share of channels with k owners", curves, "k", {"share": "share"}),
-        legend=[group for group, _ in found],
+        [Quantity("share", shares, "share", {"rangemode": "tozero"})],
+        curves,
+        "owners of a channel",
         main=study.main,
+        xaxis={"tickvals": list(range(widest))},
     )
 
 

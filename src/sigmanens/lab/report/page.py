@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sigmanens.lab.report import naming, tables
+from sigmanens.lab.report import corruption, naming, tables, training
 from sigmanens.lab.report.compare import (
     METRICS,
     RULE,
@@ -19,21 +19,17 @@ from sigmanens.lab.report.compare import (
     survivors,
     word,
 )
-from sigmanens.lab.report.corruption import curve_panels as corruption_panels
-from sigmanens.lab.report.corruption import kinds, severity
 from sigmanens.lab.report.dial import dial
 from sigmanens.lab.report.frontier import frontier
 from sigmanens.lab.report.owners import layer_panel, owners
 from sigmanens.lab.report.plot import Panel, Section
 from sigmanens.lab.report.reading import read_study
-from sigmanens.lab.report.reliability import reliability, reliability_panel
+from sigmanens.lab.report.reliability import reliability, reliability_panels
 from sigmanens.lab.report.scores import score_panels
 from sigmanens.lab.report.study import Group, Study
 from sigmanens.lab.report.summary import CRITERIA, study_summary
 from sigmanens.lab.report.tables import Cell, Table
 from sigmanens.lab.report.template import document, write_page
-from sigmanens.lab.report.training import curve_panels as training_panels
-from sigmanens.lab.report.training import training
 
 _OF_A_RUN = ("accuracy", "nll", "nll_calibrated", "ece")
 
@@ -78,10 +74,10 @@ def sections(study: Study, linked: bool = False) -> list[Section]:
         frontier(study),
         *dial(study),
         reliability(study),
-        severity(study),
-        kinds(study),
+        corruption.severity(study),
+        corruption.kinds(study),
         owners(study),
-        training(study),
+        training.training(study),
         _tabled(
             "ood", "Out of distribution", tables.ood(study),
             "0.5 is chance, 1 is perfect, and the tint grows between; OOD is the positive class.",
@@ -102,14 +98,14 @@ def _tabled(key: str, title: str, table: Table | None, note: str = "") -> Sectio
 
 def details(study: Study, group: Group) -> list[Panel]:
     """One run in detail: reliability, owners per layer, corruptions, OOD scores, training."""
-    found = (
-        reliability_panel(group),
-        layer_panel(group),
-        *corruption_panels(study, group),
+    layers = layer_panel(group)
+    return [
+        *reliability_panels(group),
+        *([layers] if layers else []),
+        *corruption.curves_of_a_run(study, group),
         *score_panels(study, group),
-        *training_panels(study, group),
-    )
-    return [panel for panel in found if panel is not None]
+        *training.curves_of_a_run(study, group),
+    ]
 
 
 def _words(study: Study, group: Group) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from sigmanens.lab.report.curves import Curve, curve_panel, curve_table
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.plot import MUTED, Panel, Section
 from sigmanens.lab.report.study import Group, Stat, Study, dig, finite, numbers
 
@@ -54,44 +53,44 @@ def bins(group: Group) -> list[Bin]:
     return found
 
 
+_QUANTITIES = [
+    Quantity("accuracy", "accuracy of each bin", "accuracy", {"range": [0, 1.02]}),
+    Quantity("count", "samples in each bin", "samples", {"type": "log"}),
+]
+_WHOLE = {"range": [0, 1]}
+_DIAGONAL = {
+    "type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1,
+    "line": {"color": MUTED, "width": 1.5, "dash": "dash"},
+}  # fmt: skip
+
+
 def reliability(study: Study) -> Section | None:
     """Accuracy against confidence; one network, separate ones and the chosen σN-Ens at first."""
     curves = [curve for group in study.groups if (curve := _curve(group)) is not None]
-    panel = _panel("Accuracy of each bin", curves)
-    if panel is None:
-        return None
-    counts = curve_panel(
-        "Samples in each bin", curves, "count", "confidence", "samples",
-        xaxis={"range": [0, 1]}, yaxis={"type": "log"},
-    )  # fmt: skip
-    return Section(
+    found = curve_section(
         "reliability",
         "Reliability, before temperature scaling",
         "Accuracy of the predictions in each confidence bin. On the diagonal, confidence can be "
         "taken at its word; below it, the model is over-confident. Whiskers: 95 % interval of the "
         "bin's accuracy from the samples of one seed. Bins are pooled over seeds.",
-        [panel, *([counts] if counts else [])],
-        curve_table(
-            "Reliability bins", curves, "confidence", {"accuracy": "accuracy", "count": "samples"}
-        ),
-        legend=[curve.group for curve in curves if curve.group],
+        _QUANTITIES,
+        curves,
+        "confidence",
         main=[g for g in (study.single, study.chosen, study.deep) if g is not None],
+        xaxis=_WHOLE,
     )
+    if found is not None:
+        found.panels[0].layout["shapes"] = [_DIAGONAL]
+    return found
 
 
-def reliability_panel(group: Group) -> Panel | None:
-    """The diagram of one group alone; None where it has no bins."""
+def reliability_panels(group: Group) -> list[Panel]:
+    """The diagram of one group alone; empty where it has no bins."""
     curve = _curve(group)
-    return _panel(f"Reliability, ECE {group.stat('ece')}", [curve]) if curve else None
-
-
-def _panel(title: str, curves: Sequence[Curve]) -> Panel | None:
-    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1}
-    return curve_panel(
-        title, curves, "accuracy", "confidence", "accuracy",
-        xaxis={"range": [0, 1]}, yaxis={"range": [0, 1.02]},
-        shapes=[diagonal | {"line": {"color": MUTED, "width": 1.5, "dash": "dash"}}],
-    )  # fmt: skip
+    if curve is None:
+        return []
+    wanted = _QUANTITIES[0]._replace(title=f"Reliability, ECE {group.stat('ece')}")
+    return curve_panels([wanted], [curve], "confidence", xaxis=_WHOLE, shapes=[_DIAGONAL])
 
 
 def _curve(group: Group) -> Curve | None:

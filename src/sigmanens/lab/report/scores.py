@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.curves import Curve, curve_panel, fixed
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, fixed
 from sigmanens.lab.report.naming import Look
 from sigmanens.lab.report.plot import INK, Panel, series
 from sigmanens.lab.report.study import Group, Study, dig, numbers
@@ -41,18 +41,14 @@ def score_panels(study: Study, group: Group) -> list[Panel]:
             curves.append(
                 Curve(naming.words(name) if name else f"{study.split} data", look, points)
             )
-        panel = curve_panel(
-            f"OOD score: {naming.words(score)}",
-            curves,
-            "share",
-            "score (further right = more OOD)",
-            "share of the samples",
-            xaxis={"nticks": 6},
-            yaxis={"rangemode": "tozero"},
-            height=300,
-            keyed=True,
-        )
-        if panel is not None:
+        quantity = Quantity(
+            "share", f"OOD score: {naming.words(score)}", "share of the samples",
+            {"rangemode": "tozero"},
+        )  # fmt: skip
+        across = "score (further right = more OOD)"
+        for panel in curve_panels(
+            [quantity], curves, across, xaxis={"nticks": 6}, height=300, keyed=True
+        ):
             for trace in panel.traces:
                 trace["line"]["shape"] = "hv"
             panel.traces[0] |= {"fill": "tozeroy", "fillcolor": "rgba(28, 33, 38, .12)"}

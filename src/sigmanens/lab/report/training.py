@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from sigmanens.lab.report.curves import Curve, curve_panel, curve_table
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.plot import Panel, Section
-from sigmanens.lab.report.study import Group, Stat, Study, dig, finite, setting_of
+from sigmanens.lab.report.study import Group, Row, Stat, Study, dig, finite, setting_of
 
-_CURVES = {
-    "task": ("task loss", "nats"),
-    "jensen_gap": ("Jensen gap", "nats"),
-    "val_jensen_gap": ("Jensen gap on validation data", "nats"),
-    "cosine": ("cosine of the members' scales", "cosine"),
-    "saturation": ("share of saturated scales", "share"),
-}
-"""By key in the history: its name, and what the axis says."""
+_TICKS = {"nticks": 5}
+_QUANTITIES = [
+    Quantity("task", "task loss, nats", "task loss", _TICKS),
+    Quantity("jensen_gap", "Jensen gap, nats", "Jensen gap", _TICKS),
+    Quantity("val_jensen_gap", "Jensen gap on validation data, nats", "held-out gap", _TICKS),
+    Quantity("cosine", "cosine of the members' scales", "cosine", _TICKS),
+    Quantity("saturation", "share of saturated scales", "saturated", _TICKS),
+]
 
 
 def training(study: Study) -> Section | None:
     """Curves over the epochs of one seed; None where no history was kept."""
     curves = [c for group in study.groups if (c := _curve(study, group)) is not None]
-    drawn = {key: panel for key in _CURVES if (panel := _panel(curves, key, "")) is not None}
-    if not drawn:
-        return None
-    ends = [replace(curve, points=[curve.points[0], curve.points[-1]]) for curve in curves]
-    return Section(
+    return curve_section(
         "training",
         "While training",
         "One seed. A cosine that falls in the first epochs says that the members divided the "
-        "channels before the backbone had learned; a cosine near 1 that they are one model.",
-        list(drawn.values()),
-        curve_table("First and last epoch", ends, "epoch", {key: _CURVES[key][0] for key in drawn}),
-        legend=[curve.group for curve in curves if curve.group],
+        "channels before the backbone had learned; a cosine near 1 that they are one model. The "
+        "table has the first and the last epoch.",
+        _QUANTITIES,
+        curves,
+        "epoch",
         main=study.main,
+        ends=True,
+        height=300,
     )
 
 
-def curve_panels(study: Study, group: Group) -> list[Panel]:
+def curves_of_a_run(study: Study, group: Group) -> list[Panel]:
     """The curves of one method and setting, each in a panel of its own."""
     curve = _curve(study, group)
-    keys = [key for key in _CURVES if key != "saturation"]
-    panels = [_panel([curve], key, "Training: ", 240) for key in keys if curve]
-    return [panel for panel in panels if panel is not None]
-
-
-def _panel(curves: Sequence[Curve], key: str, before: str, height: int = 300) -> Panel | None:
-    name, unit = _CURVES[key]
-    more: dict[str, Any] = {"yaxis": {"nticks": 5}, "height": height}
-    return curve_panel(f"{before}{name}", curves, key, "epoch", unit, **more)
+    wanted = [q._replace(title=f"Training: {q.title}") for q in _QUANTITIES[:-1]]
+    return curve_panels(wanted, [curve], "epoch", height=240) if curve else []
 
 
 def _curve(study: Study, group: Group) -> Curve | None:
@@ -75,6 +65,6 @@ def _curve(study: Study, group: Group) -> Curve | None:
     return None
 
 
-def _measured(epoch: Mapping[str, Any], key: str) -> Stat:
+def _measured(epoch: Row, key: str) -> Stat:
     value = finite(epoch.get(key))
     return Stat({} if value is None else {"": value})
