@@ -20,7 +20,6 @@ from sigmanens.lab.report.naming import Look, Setting, number
 Seed = int | str
 Row = Mapping[str, Any]
 
-_USUAL_SCORES = ("max_softmax", "predictive_entropy")
 _CONTROLS = ("film", "heads_only", "fixed_masks", "sigmanens_lambda0")
 _MANY = 9
 """Number of methods above which figures of a line or panel each show the main ones first."""
@@ -97,7 +96,7 @@ def mean_of(stats: Sequence[Stat]) -> Stat:
     return Stat({seed: fmean(stat.by_seed[seed] for stat in stats) for seed in shared})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """All seeds of one method under one setting.
 
@@ -120,15 +119,15 @@ class Group:
         """What the rows have in common."""
         return Setting(self.method, self.members, self.tau, self.weight, self.variant)
 
+    @property
+    def row(self) -> Row:
+        """Its first seed's."""
+        return next(iter(self.rows.values()))
+
     @cached_property
     def name(self) -> str:
         """What ``differences`` call it."""
-        return setting_name(next(iter(self.rows.values())))
-
-    def text(self, key: str) -> str:
-        """The text at ``key`` of its first row, "" where there is none."""
-        value = next(iter(self.rows.values())).get(key)
-        return value if isinstance(value, str) else ""
+        return setting_name(self.row)
 
     def stat(self, *path: str) -> Stat:
         """The value at ``path`` in each seed's row, where it was measured."""
@@ -137,8 +136,7 @@ class Group:
         if self.method == "single_temperature" and not known:
             raw = path[0].removesuffix("_calibrated")
             return self.stat(raw) if raw in ("nll", "ece") and raw != path[0] else Stat({})
-        row = next(iter(self.rows.values()))
-        bounds = numbers(dig(row, *path[:-1], "intervals", path[-1]))
+        bounds = numbers(dig(self.row, *path[:-1], "intervals", path[-1]))
         alone = len(self.rows) == 1 and bounds is not None and len(bounds) == 2
         return Stat(known, bounds if alone else None)
 
@@ -210,16 +208,10 @@ class Study:
         if len(self.groups) <= _MANY:
             return list(self.groups)
         members = self.chosen.members if self.chosen else None
-        kept = [
-            group
-            for group in self.groups
-            if group in (self.single, self.deep, self.chosen)
-            or (
-                group.method in _CONTROLS
-                and not group.variant
-                and (members is None or group.members == members)
-            )
-        ]
+        controls = [g for g in self.groups if g.method in _CONTROLS and not g.variant]
+        asked = [g for g in controls if members is None or g.members == members]
+        asked += [g for g in (self.single, self.deep, self.chosen) if g is not None]
+        kept = [group for group in self.groups if group in asked]
         return kept if len(kept) > 1 else list(self.groups)
 
     @cached_property
@@ -239,8 +231,8 @@ class Study:
         and a trained one before the network as it was loaded, where that has no trained head.
         """
         alone = [g for g in self.groups if g.method in ("single", "single_finetuned")]
-        if self.chosen and self.chosen.text("head") == "fresh":
-            alone.sort(key=lambda g: g.text("head") != "fresh")
+        if self.chosen and self.chosen.row.get("head") == "fresh":
+            alone.sort(key=lambda g: g.row.get("head") != "fresh")
         elif not any(g.method == "single" and not g.variant for g in alone):
             alone.sort(key=lambda g: bool(g.variant))
         return alone[0] if alone else self.scaled_single
@@ -284,8 +276,3 @@ class Study:
         """The OOD sets that were measured, and the scores of each."""
         found = {name: self.keys("ood", name) for name in self.keys("ood")}
         return {name: scores for name, scores in found.items() if scores}
-
-    def quoted_score(self, name: str) -> str:
-        """The score by which sentences quote the OOD set ``name``: the usual ones first."""
-        known = self.ood[name]
-        return next((score for score in _USUAL_SCORES if score in known), known[0])
