@@ -25,6 +25,12 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def finite(value: Any) -> float | None:
+    """``value`` as a float, or None where it is no finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None
+
+
 def dump_json(value: Any, indent: str = "") -> str:
     """JSON text of plain types; what holds nothing nested stands on one line.
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sigmanens.lab.plain import finite
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
 from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.naming import Look
 from sigmanens.lab.report.plot import INK, Panel, Section, series
-from sigmanens.lab.report.study import Group, Stat, Study, finite, mean_of
+from sigmanens.lab.report.study import Group, Stat, Study, mean_of
 from sigmanens.lab.report.tables import Cell, Column, Table, by_group
 
 _MEASURED = ("ece", "accuracy", "nll")

@@ -122,6 +122,8 @@ def curve_section(
     ``first`` is the head of the table's first column; with ``ends`` it has the first and the last
     point of each curve. ``more`` is as for :func:`curve_panels`.
     """
+    every = [of for curve in curves for _, of in curve.points]
+    quantities = [q for q in quantities if any(of(q.key).by_seed for of in every)]
     panels = curve_panels(quantities, curves, x, **more)
     shown = [(c, c.points[:: max(len(c.points) - 1, 1)] if ends else c.points) for c in curves]
     rows = [

@@ -9,9 +9,10 @@ from typing import Any
 from sigmanens.errors import InputError
 from sigmanens.evaluation.comparison import Difference
 from sigmanens.lab.differences import differences
+from sigmanens.lab.plain import finite
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.naming import Setting
-from sigmanens.lab.report.study import Group, Row, Seed, Study, finite, setting_of
+from sigmanens.lab.report.study import Group, Row, Seed, Study, setting_of
 
 _FIELDS = {field.name for field in fields(Difference)}
 

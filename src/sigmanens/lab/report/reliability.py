@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from sigmanens.lab.plain import finite
 from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.plot import MUTED, Panel, Section
-from sigmanens.lab.report.study import Group, Stat, Study, dig, finite, numbers
+from sigmanens.lab.report.study import Group, Stat, Study, dig, numbers
 
 _LISTS = ("count", "confidence", "accuracy")
 

@@ -6,7 +6,6 @@ Missing, null and non-finite values all mean "not measured".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 
 from sigmanens.evaluation.comparison import Difference
 from sigmanens.lab.differences import setting_name
+from sigmanens.lab.plain import finite
 from sigmanens.lab.report.naming import Look, Setting, number
 
 Seed = int | str
@@ -23,12 +23,6 @@ Row = Mapping[str, Any]
 _CONTROLS = ("film", "heads_only", "fixed_masks", "sigmanens_lambda0")
 _MANY = 9
 """Number of methods above which figures of a line or panel each show the main ones first."""
-
-
-def finite(value: Any) -> float | None:
-    """``value`` as a float, or None where it is no finite number."""
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if real and math.isfinite(value) else None
 
 
 def dig(row: Any, *path: str) -> Any:

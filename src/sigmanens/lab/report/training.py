@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from sigmanens.lab.plain import finite
 from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
 from sigmanens.lab.report.plot import Panel, Section
-from sigmanens.lab.report.study import Group, Row, Stat, Study, dig, finite, setting_of
+from sigmanens.lab.report.study import Group, Row, Stat, Study, dig, setting_of
 
 _TICKS = {"nticks": 5}
 _QUANTITIES = [
