@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import random
@@ -208,6 +209,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_damaged_numbers_never_break_a_report(seed: int):
     chance = random.Random(seed)
     metrics = demo_metrics(seeds=2)
+    for entry in metrics["rows"]:
+        entry["corruption_pooled"] = {"3": {"ece": 0.1, "nll": 0.9, "n": 750}}
+        entry["corruption"]["fog"] = copy.deepcopy(entry["corruption"]["gaussian_noise"])
     settings = ("method", "members", "tau", "weight", "seed", "split")
     found = [p for p in places(metrics["rows"]) if len(p) > 1 and p[1] not in settings]
     damaged = chance.sample(found, len(found) // (3 if seed % 2 else 30))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sigmanens.lab.plain import finite
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.compare import METRICS
 from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, curve_section
@@ -91,12 +90,12 @@ def kinds(study: Study) -> Section | None:
     if not tables:
         return None
     note = "The darker a cell, the better the method beside the others in its column."
-    rows = [row for group in study.groups for row in group.rows.values()]
-    counts = [
-        finite(level.get("n")) or 0
-        for row in rows
-        for level in (row.get("corruption_pooled") or {}).values()
+    found = [
+        group.stat("corruption_pooled", level, "n").by_seed.values()
+        for group in study.groups
+        for level in study.severities
     ]
+    counts = [n for by_seed in found for n in by_seed]
     if counts:
         note += (
             f" Each kind was measured on {int(max(counts)) // len(study.kinds):,} examples: an ECE "
