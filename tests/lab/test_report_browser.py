@@ -227,8 +227,8 @@ def test_report_works_on_a_wide_light_screen(tmp_path: Path):
     assert found["problems"] == []
     assert found["resources"] == 0
     assert found["hacked"] is False
-    assert found["drawn"] == "18"  # 15 of the study and 3 of the run in detail
-    assert found["svgs"] >= 18
+    assert found["drawn"] == "14"  # 11 of the study and 3 of the run in detail
+    assert found["svgs"] >= 14
     assert found["inside"] is True
     assert found["scroll"] <= found["inner"]
     assert found["unnamed"] == 0

@@ -28,16 +28,10 @@ from sigmanens.evaluation.neighbours import KNN
 from sigmanens.evaluation.summary import summarize
 from sigmanens.evaluation.vim import ViM
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
+from sigmanens.lab.ood_scores import feature_options, feature_reader
 from sigmanens.lab.report import console_table
 from sigmanens.lab.report.reading import read_study
-from sigmanens.lab.rows import (
-    EvaluationData,
-    evaluate,
-    feature_options,
-    feature_reader,
-    member_logits,
-    tempered,
-)
+from sigmanens.lab.rows import EvaluationData, evaluate, member_logits, tempered
 from sigmanens.lab.training import Recipe, train_network
 
 RECIPE = Recipe(epochs=8, batch_size=40, lr=0.2, weight_decay=0.0)
@@ -231,8 +225,9 @@ def test_scales_are_measured(trained: SigmaEnsemble, data: EvaluationData) -> No
 
 def test_scales_without_a_meaning_are_none(single: SeparateNetworks, data: EvaluationData) -> None:
     for model in (single, ensemble(1)):
-        row = measured(model, data, members=1)
+        row = measured(model, replace(data, ood={}), members=1)
         assert (row["cosine"], row["owners"], row["saturation"]) == (None, None, None)
+        assert (row["owners_by_layer"], row["ood_histograms"]) == (None, None)
     row = measured(ensemble(2, scale="linear"), data, members=2)
     assert -1 <= row["cosine"] <= 1
     assert (row["owners"], row["saturation"]) == (None, None)
@@ -384,13 +379,12 @@ def test_logits_come_in_batches_without_gradients_in_evaluation_mode(
     assert plain(trained, images).shape == (3, 300, 10)
 
 
-@pytest.mark.parametrize("members", [0, 4, -1])
-def test_members_out_of_range_are_refused(trained: SigmaEnsemble, members: int) -> None:
-    with pytest.raises(InputError, match=f"members is {members}; expected 1 to 3"):
-        member_logits(trained, members=members)
-
-
-def test_members_of_a_rival_cannot_be_chosen(single: SeparateNetworks) -> None:
+def test_members_that_cannot_be_chosen_are_refused(
+    trained: SigmaEnsemble, single: SeparateNetworks
+) -> None:
+    for members in (0, 4, -1):
+        with pytest.raises(InputError, match=f"members is {members}; expected 1 to 3"):
+            member_logits(trained, members=members)
     with pytest.raises(InputError, match="SeparateNetworks"):
         member_logits(single, members=1)
 

@@ -19,7 +19,8 @@ from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import ConfigError, DataError, InputError
 from sigmanens.lab.backbones.tokens import TokenClassifier, length_order
 from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
-from sigmanens.lab.rows import feature_reader, member_logits
+from sigmanens.lab.ood_scores import feature_reader
+from sigmanens.lab.rows import member_logits
 
 WORDS = ["[PAD]", "bad", "good", "very", "film"]
 TEXTS = ["good film", "very bad film", "bad", "very very good film"]

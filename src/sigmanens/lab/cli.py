@@ -183,9 +183,9 @@ def explain(config: Namespace, command: str) -> None:
     found = explanation(as_config(vars(config)))
     print_explanation(found)
     if out is not None:
-        from sigmanens.lab.explain_page import write_page
+        from sigmanens.lab.explain_page import write_explanation
 
-        print(f"\nPage: {write_page(found, out)}")
+        print(f"\nPage: {write_explanation(found, out)}")
 
 
 def export(config: Namespace, command: str) -> None:

@@ -22,8 +22,8 @@ from sigmanens.evaluation.comparison import (
     sample_difference,
     seed_difference,
 )
-
-__all__ = ["METRICS", "Load", "Samples", "differences", "setting_name", "value_of"]
+from sigmanens.evaluation.intervals import Interval
+from sigmanens.lab.plain import finite
 
 METRICS = (
     "accuracy", "nll", "nll_calibrated", "brier", "ece", "ece_calibrated",
@@ -57,15 +57,10 @@ def value_of(row: Row, metric: str) -> float | None:
         levels = row.get("corruption_pooled")
         levels = levels.values() if isinstance(levels, Mapping) else ()
         of = metric.removesuffix("_corrupted")
-        found = [_finite(level.get(of)) for level in levels if isinstance(level, Mapping)]
+        found = [finite(level.get(of)) for level in levels if isinstance(level, Mapping)]
         known = [value for value in found if value is not None]
         return fmean(known) if known and len(known) == len(found) else None
-    return _finite(row.get(metric))
-
-
-def _finite(value: Any) -> float | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
+    return finite(row.get(metric))
 
 
 def differences(
@@ -95,25 +90,23 @@ def differences(
         shared = [seed for seed in settings[a] if seed in settings[b]]
         compared: dict[str, Any] = {}
         for metric in METRICS:
-            both = [
-                (seed, x, y)
+            both = {
+                seed: values
                 for seed in shared
-                if (x := value_of(settings[a][seed], metric)) is not None
-                and (y := value_of(settings[b][seed], metric)) is not None
-            ]
+                if None not in (values := [value_of(settings[k][seed], metric) for k in (a, b)])
+            }
             gap: Difference | None = None
             if len(both) > 1:
-                _, ours, theirs = zip(*both, strict=True)
+                ours, theirs = zip(*both.values(), strict=True)
                 gap = seed_difference(ours, theirs, _LEVEL)
             elif both:
-                seed = both[0][0]
+                (seed,) = both
                 if seed not in sampled:
                     of_seed = {name: by[seed] for name, by in settings.items() if seed in by}
                     sampled[seed] = _Sampled(of_seed, load)
                 gap = sampled[seed].difference(metric, a, b)
-                if gap is None:
-                    kept = before.get((a, b), {}).get(metric)
-                    compared |= {metric: kept} if kept else {}
+                if gap is None and (kept := before.get((a, b), {}).get(metric)):
+                    compared[metric] = kept
             if gap is not None:
                 compared[metric] = _plain(gap)
         if compared:
@@ -135,16 +128,16 @@ class _Sampled:
         self.rows = rows
         self.samples = {name: s for name, row in rows.items() if (s := load(row)) is not None}
         self._columns: dict[str, tuple[dict[str, int], Tensor, Tensor, int]] = {}
-        self._ends: dict[tuple[str, str], tuple[float, float, float, int]] = {}
+        self._ends: dict[tuple[str, str], Interval] = {}
 
     def difference(self, metric: str, a: str, b: str) -> Difference | None:
         """a less b; None where samples are missing or not the same ones."""
         if a not in self.samples or b not in self.samples or not self._alike(metric, a, b):
             return None
         if metric in _BINNED:
-            x, low_a, high_a, n = self._inverted(metric, a)
-            y, low_b, high_b, _ = self._inverted(metric, b)
-            return Difference(x - y, low_a - high_b, high_a - low_b, math.nan, n, "samples", _LEVEL)
+            x, y = self._inverted(metric, a), self._inverted(metric, b)
+            ends = x.low - y.high, x.high - y.low
+            return Difference(x.value - y.value, *ends, math.nan, x.n, "samples", _LEVEL)
         place, values, draws, n = self._resampled(metric, a)
         if a not in place or b not in place:
             return None
@@ -186,35 +179,29 @@ class _Sampled:
             return apply_temperature(log_probs, self.rows[name]["temperature"])
         return log_probs
 
-    def _inverted(self, metric: str, name: str) -> tuple[float, float, float, int]:
+    def _inverted(self, metric: str, name: str) -> Interval:
         """A calibration error with an interval at half the miss, so that two give a difference."""
-        key = metric, name
-        if key not in self._ends:
-            labels = self.samples[name]["labels"]
-            log_probs = self._log_probs(metric, name)
-            found = ece_interval(log_probs, labels, level=(1 + _LEVEL) / 2)
-            self._ends[key] = found.value, found.low, found.high, found.n
-        return self._ends[key]
+        if (metric, name) not in self._ends:
+            given = self._log_probs(metric, name), self.samples[name]["labels"]
+            self._ends[metric, name] = ece_interval(*given, level=(1 + _LEVEL) / 2)
+        return self._ends[metric, name]
 
 
 def _unchanged(earlier: Mapping[str, Any], rows: Sequence[Row]) -> dict[Any, Mapping[str, Any]]:
     """Differences of an earlier call whose rows are what they were, up to rounding."""
-
-    def nlls(of: Sequence[Row]) -> dict[str, dict[Any, float]]:
-        found: dict[str, dict[Any, float]] = {}
-        for row in of:
-            found.setdefault(setting_name(row), {})[row.get("seed")] = row["nll"]
-        return found
-
-    then, now = nlls(earlier.get("rows") or []), nlls(rows)
-    same = {
+    then, now = (
+        {(setting_name(row), row.get("seed")): row["nll"] for row in of}
+        for of in (earlier.get("rows") or [], rows)
+    )
+    changed = {
         name
-        for name, by_seed in now.items()
-        if by_seed.keys() == then.get(name, {}).keys()
-        and all(math.isclose(v, then[name][s], rel_tol=1e-6) for s, v in by_seed.items())
+        for name, seed in then.keys() | now.keys()
+        if not math.isclose(
+            then.get((name, seed), math.nan), now.get((name, seed), math.nan), rel_tol=1e-6
+        )
     }
     return {
         (pair["a"], pair["b"]): pair["metrics"]
         for pair in earlier.get("differences") or []
-        if pair["a"] in same and pair["b"] in same
+        if not {pair["a"], pair["b"]} & changed
     }

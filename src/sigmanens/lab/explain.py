@@ -17,8 +17,6 @@ from sigmanens.diversity import theory
 from sigmanens.diversity.defaults import DEFAULT_TAU, DEFAULT_WEIGHT
 from sigmanens.errors import ConfigError
 
-__all__ = ["ExplainConfig", "Explanation", "Setting", "as_config", "explain"]
-
 OPTIMIZERS = ("sgd", "adam", "adamw")
 TAUS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 MILESTONES = (0.5, 0.29, 0.1)  # cosines whose step is told

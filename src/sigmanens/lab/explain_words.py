@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from sigmanens.lab.explain import Explanation
+from collections.abc import Callable
 
-__all__ = ["HEAD", "MEANING", "print_explanation", "sentences", "table_rows"]
+from sigmanens.lab.explain import Explanation, Setting
 
-HEAD = ("τ", "prefers", "reaches", "cosine", "τ doubled", "push leader", "push others")
-MEANING = {
-    "prefers": "owners per channel that minimise the penalty alone",
-    "reaches": "owners where penalty-only descent from γ ~ N(0, 1) ends (SGD, 2,000 steps)",
-    "cosine": "mean pairwise cosine of the scales there",
-    "τ doubled": "further owners when τ doubles",
-    "push leader": "mean −∂L/∂γ at the start, on the largest scale of a channel",
-    "push others": "the same on each other scale",
+COLUMNS: dict[str, tuple[str, Callable[[Setting], str], str]] = {
+    "prefers": (
+        "preferred",
+        lambda s: f"{s.preferred}",
+        "owners per channel that minimise the penalty alone",
+    ),
+    "reaches": (
+        "reached",
+        lambda s: f"{s.reached:.2f}",
+        "owners where penalty-only descent from γ ~ N(0, 1) ends (SGD, 2,000 steps)",
+    ),
+    "cosine": ("cosine", lambda s: f"{s.cosine:.2f}", "mean pairwise cosine of the scales there"),
+    "τ doubled": (
+        "slope",
+        lambda s: f"{s.slope:+.2f}" + (" flat" if s.flat else ""),
+        "further owners when τ doubles",
+    ),
+    "push leader": (
+        "leader",
+        lambda s: f"{s.leader:+.2g}",
+        "mean −∂L/∂γ at the start, on the largest scale of a channel",
+    ),
+    "push others": ("others", lambda s: f"{s.others:+.2g}", "the same on each other scale"),
 }
+"""Columns after τ: the field of a setting, how it is written, what it means."""
 
 
-def sentences(found: Explanation) -> list[str]:
-    """Three sentences on the asked τ: owners, force and speed."""
+def sentences(found: Explanation) -> dict[str, str]:
+    """Three sentences on the asked τ, by topic: owners, force and speed."""
     config, chosen = found.config, found.chosen
     asked = "" if config.owners is None else f" (for owners={config.owners:g})"
     if found.steep is None:
@@ -35,32 +51,21 @@ def sentences(found: Explanation) -> list[str]:
     hint = ""
     if reached and max(reached.values()) <= 50:
         hint = " (before a backbone has learnt: delay the penalty with a Ramp, or lower λ)"
-    return [
-        f"Owners: at τ={chosen.tau:.3g}{asked} the penalty alone prefers {chosen.preferred} of "
+    return {
+        "Owners": f"at τ={chosen.tau:.3g}{asked} the penalty alone prefers {chosen.preferred} of "
         f"{config.members} members per channel and reaches {chosen.reached:.2f}, with a cosine of "
         f"{chosen.cosine:.2f}; {dial}.",
-        f"Force: at the start it pushes γ of a channel's largest scale by {chosen.leader:.2g} and "
-        f"of the others by {chosen.others:.2g}; all members keep a channel only if it is worth "
+        "Force": f"at the start it pushes γ of a channel's largest scale by {chosen.leader:.2g} "
+        f"and of the others by {chosen.others:.2g}; all members keep a channel only if it is worth "
         f"more than {found.full_sharing:.2g} nats of loss to each.",
-        f"Speed: with {config.optimizer} at rate {found.rate:g} of γ the cosine goes from "
+        "Speed": f"with {config.optimizer} at rate {found.rate:g} of γ the cosine goes from "
         f"{found.path[0]:.2f} to {speed}{hint}.",
-    ]
+    }
 
 
-def table_rows(found: Explanation) -> list[list[str]]:
-    """One row of words for each τ, under ``HEAD``."""
-    return [
-        [
-            f"{s.tau:.3g}" + (" ←" if s.tau == found.chosen.tau else ""),
-            f"{s.preferred}",
-            f"{s.reached:.2f}",
-            f"{s.cosine:.2f}",
-            f"{s.slope:+.2f}" + (" flat" if s.flat else ""),
-            f"{s.leader:+.2g}",
-            f"{s.others:+.2g}",
-        ]
-        for s in found.settings
-    ]
+def tau_text(found: Explanation, setting: Setting) -> str:
+    """τ, with an arrow beside the asked one."""
+    return f"{setting.tau:.3g}" + (" ←" if setting.tau == found.chosen.tau else "")
 
 
 def print_explanation(found: Explanation) -> None:
@@ -73,10 +78,10 @@ def print_explanation(found: Explanation) -> None:
         title=f"{found.config.members} members, λ={found.config.weight:g}: the penalty alone",
         caption="owners are members with σ(γ) > ½; push is −∂L/∂γ at the start",
     )
-    for name in HEAD:
+    for name in ("τ", *COLUMNS):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in table_rows(found):
-        table.add_row(*row)
+    for s in found.settings:
+        table.add_row(tau_text(found, s), *(text(s) for _, text, _ in COLUMNS.values()))
     console.print(table)
-    for line in sentences(found):
-        console.print(f"• {line}", highlight=False)
+    for topic, line in sentences(found).items():
+        console.print(f"• {topic}: {line}", highlight=False)

@@ -9,8 +9,6 @@ from typing import Any
 from sigmanens.diversity import diagnosis
 from sigmanens.diversity.diagnosis import Finding
 
-__all__ = ["ONE_RUN", "add_findings", "row_findings", "row_warnings"]
-
 _COLDEST, _HOTTEST = 0.02, 50.0
 """Temperatures that make every answer certain, or every answer the same."""
 ONE_RUN = ("method", "members", "tau", "weight", "variant", "seed")

@@ -21,8 +21,6 @@ from sigmanens.lab.batched import by_batches
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 
-__all__ = ["MemberFeatures", "OodScores", "feature_options", "feature_reader"]
-
 MemberFeatures = Callable[[Pictures], Tensor]
 """From pictures (N, C, H, W) to what the members' heads are given (M, N, D)."""
 
@@ -37,13 +35,8 @@ def feature_reader(
 ) -> MemberFeatures:
     """Read features batch by batch, in evaluation mode, without gradients; texts by length.
 
-    Args:
-        network: as for :func:`sigmanens.ensemble.features.member_features`.
-        batch: pictures in a pass.
-        head_name: where the head is, if it is not found by itself.
-
-    Returns:
-        a function of pictures (N, C, H, W), float32 on the CPU.
+    ``network`` and ``head_name`` are those of :func:`sigmanens.ensemble.features.member_features`,
+    ``batch`` the pictures in a pass. What comes back gives float32 on the CPU.
     """
     read = partial(member_features, network, head_name=head_name)
     return lambda images: by_batches(read, network, images, batch)
@@ -55,13 +48,9 @@ def feature_options(
     """What :func:`sigmanens.lab.rows.evaluate` needs for scores of features, as keyword arguments.
 
     Empty, with a SigmaNensWarning that says why, for a network whose members have no features of
-    their own (MIMO has one head for all) or whose head is of a library's own kind.
-
-    Args:
-        network: as for :func:`sigmanens.ensemble.features.member_features`.
-        train: training pictures to fit the scores on; a few thousand will do.
-        batch: pictures in a pass.
-        head_name: where the head is, if it is not found by itself.
+    their own (MIMO has one head for all) or whose head is of a library's own kind. ``train`` holds
+    training pictures to fit the scores on, of which a few thousand will do; the rest is as for
+    :func:`feature_reader`.
     """
     read = feature_reader(network, batch, head_name)
     try:

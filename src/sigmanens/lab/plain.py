@@ -11,8 +11,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sigmanens.errors import ConfigError, SigmaNensError
 
-__all__ = ["dump_json", "from_plain", "to_json"]
-
 T = TypeVar("T")
 
 
@@ -25,6 +23,12 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     return value
+
+
+def finite(value: Any) -> float | None:
+    """``value`` as a float, or None where it is no finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None
 
 
 def dump_json(value: Any, indent: str = "") -> str:

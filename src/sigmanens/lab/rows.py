@@ -22,27 +22,18 @@ from sigmanens.lab.batched import by_batches
 from sigmanens.lab.data import Pictures
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_histograms import ood_histograms
-from sigmanens.lab.ood_scores import MemberFeatures, OodScores, feature_options, feature_reader
-
-__all__ = [
-    "EvaluationData",
-    "MemberFeatures",
-    "MemberLogits",
-    "evaluate",
-    "feature_options",
-    "feature_reader",
-    "member_logits",
-    "tempered",
-]
+from sigmanens.lab.ood_scores import MemberFeatures, OodScores
 
 MemberLogits = Callable[[Pictures], Tensor]
 """From pictures (N, C, H, W) to the members' logits (M, N, K)."""
 
-_INTERVALS: dict[str, Callable[..., float]] = {
+_BRIEF: dict[str, Callable[..., float]] = {
     "accuracy": metrics.accuracy,
     "nll": metrics.nll,
-    "brier": metrics.brier,
     "ece": metrics.ece,
+}
+_INTERVALS: dict[str, Callable[..., float]] = _BRIEF | {
+    "brier": metrics.brier,
     "adaptive_ece": metrics.adaptive_ece,
     "classwise_ece": metrics.classwise_ece,
     "ece_debiased": metrics.ece_debiased,
@@ -176,16 +167,9 @@ def evaluate(
     temperature = fit_temperature(averaged, data.validation.labels)
     raw = logits(data.test.images)
     row: dict[str, Any] = {
-        "method": method,
-        "members": members,
-        "tau": tau,
-        "weight": weight,
-        "seed": seed,
-        "split": "test",
-        "classes": raw.shape[2],
-        "params": params,
-        "train_seconds": train_seconds,
-    }
+        "method": method, "members": members, "tau": tau, "weight": weight, "seed": seed,
+        "split": "test", "classes": raw.shape[2], "params": params, "train_seconds": train_seconds,
+    }  # fmt: skip
     row |= summarize(raw, data.test.labels, temperature=temperature)
     validation = summarize(held_out, data.validation.labels, temperature=temperature)
     row["validation"] = {
@@ -195,25 +179,23 @@ def evaluate(
     mean = log_mean_exp(torch.log_softmax(raw, 2))
     calibrated = apply_temperature(mean, temperature)
     row["nll_calibrated_2fold"] = calibrated_nll(mean, data.test.labels)
-    labels = data.test.labels
-    measured: list[tuple[str, Callable[..., float], tuple[Tensor, ...]]] = [
-        *((name, metric, (mean, labels)) for name, metric in _INTERVALS.items()),
-        ("sharpness", metrics.sharpness, (mean,)),
-        ("nll_calibrated", metrics.nll, (calibrated, labels)),
-        ("ece_calibrated", metrics.ece, (calibrated, labels)),
-    ]
-    row["intervals"] = {
-        name: _ends(intervals.bootstrap(metric, *arrays, resamples=resamples))
-        for name, metric, arrays in measured
+    both, scaled = (mean, data.test.labels), (calibrated, data.test.labels)
+    measured: dict[str, tuple[Any, ...]] = {
+        **{name: (metric, *both) for name, metric in _INTERVALS.items()},
+        "sharpness": (metrics.sharpness, mean),
+        "nll_calibrated": (metrics.nll, *scaled),
+        "ece_calibrated": (metrics.ece, *scaled),
     }
+    found = {k: intervals.bootstrap(*v, resamples=resamples) for k, v in measured.items()}
+    row["intervals"] = {name: [ends.low, ends.high] for name, ends in found.items()}
     row["ood"], row["ood_detail"], row["ood_histograms"] = {}, {}, None
     if data.ood:
         scores = OodScores(logits, features, train, head)
         inside = scores(data.test.images, raw)
         outside = {name: scores(images) for name, images in data.ood.items()}
-        for name, found in outside.items():
-            row["ood"][name], row["ood_detail"][name] = scores.compare(inside, found)
-        together = {name: found[0] for name, found in outside.items()}
+        for name, given in outside.items():
+            row["ood"][name], row["ood_detail"][name] = scores.compare(inside, given)
+        together = {name: given[0] for name, given in outside.items()}
         row["ood_histograms"] = ood_histograms(inside[0], together, row["ood"])
     row["corruption"] = {
         name: {str(s): _brief(logits(images), data.test.labels) for s, images in levels.items()}
@@ -237,26 +219,17 @@ def _scales(network: nn.Module | None) -> dict[str, Any]:
     norms = network.sigma_norms()
     if all(m.kind == "sigmoid" for m in norms.values()):
         size = network.num_members + 1
-        counts = measures.owners_per_channel(network)
-        found["owners"] = torch.bincount(counts, minlength=size).tolist()
-        found["owners_by_layer"] = {
-            name: torch.bincount(
-                measures.owners_per_channel(network, [name]), minlength=size
-            ).tolist()
-            for name in norms
-        }
+
+        def histogram(layers: Any) -> list[int]:
+            counts = measures.owners_per_channel(network, layers)
+            return torch.bincount(counts, minlength=size).tolist()
+
+        found["owners"] = histogram("auto")
+        found["owners_by_layer"] = {name: histogram([name]) for name in norms}
         found["saturation"] = measures.saturation(network)
     return found
 
 
 def _brief(logits: Tensor, labels: Tensor) -> dict[str, float]:
     mean = log_mean_exp(torch.log_softmax(logits, 2))
-    return {
-        "accuracy": metrics.accuracy(mean, labels),
-        "nll": metrics.nll(mean, labels),
-        "ece": metrics.ece(mean, labels),
-    }
-
-
-def _ends(interval: intervals.Interval) -> list[float]:
-    return [interval.low, interval.high]
+    return {name: metric(mean, labels) for name, metric in _BRIEF.items()}

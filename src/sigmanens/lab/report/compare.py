@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from sigmanens.evaluation.comparison import Difference, holm
-from sigmanens.lab.differences import setting_name
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.study import Group, Study
-
-__all__ = ["METRICS", "RULE", "Metric", "difference", "named", "seeds_word", "survivors", "word"]
 
 RULE = (
     "Differences are paired, with 95 % intervals: Student’s t over the seeds, or, with one seed in "
@@ -19,7 +16,6 @@ RULE = (
     "interval leaves out 0. † marks what also survives Holm’s correction for all comparisons "
     "with the same reference."
 )
-_FIELDS = {field.name for field in fields(Difference)}
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,11 @@ class Metric:
     key: str
     name: str
     better: Literal["higher", "lower"]
+
+    @property
+    def title(self) -> str:
+        """ "NLL (lower is better)"."""
+        return f"{naming.capital(self.name)} ({self.better} is better)"
 
 
 METRICS = {
@@ -46,20 +47,15 @@ METRICS = {
 }
 
 
+def measured(group: Group, keys: Sequence[str]) -> str:
+    """The group's numbers in words: "accuracy 0.921, NLL 0.352"."""
+    known = [key for key in keys if group.stat(key).by_seed]
+    return ", ".join(f"{METRICS[key].name} {group.stat(key)}" for key in known)
+
+
 def difference(study: Study, ours: Group, theirs: Group, key: str) -> Difference | None:
     """Ours less theirs; None where they share no seed or one of them was not measured."""
-    names = (setting_name(_setting(ours)), setting_name(_setting(theirs)))
-    for pair, sign in ((names, 1), (names[::-1], -1)):
-        found: Mapping[str, Any] | None = study.differences.get(pair, {}).get(key)
-        if found is None or found.get("value") is None:
-            continue
-        known = {k: v for k, v in found.items() if k in _FIELDS}
-        known["p"] = 1.0 if known.get("p") is None else known["p"]
-        gap = Difference(**known)
-        if sign > 0:
-            return gap
-        return Difference(**known | {"value": -gap.value, "low": -gap.high, "high": -gap.low})
-    return None
+    return study.differences.get((ours.name, theirs.name), {}).get(key)
 
 
 def word(gap: Difference, key: str) -> str:
@@ -89,10 +85,3 @@ def survivors(study: Study, reference: Group, key: str) -> set[str]:
     }
     kept = holm([gap.p for gap in gaps.values()])
     return {k for (k, gap), keep in zip(gaps.items(), kept, strict=True) if keep and gap.sign}
-
-
-def _setting(group: Group) -> dict[str, Any]:
-    return {
-        "method": group.method, "members": group.members, "tau": group.tau,
-        "weight": group.weight, "variant": group.variant,
-    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -13,8 +14,6 @@ from sigmanens.lab.report import naming
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.study import Group, Stat, Study
 
-__all__ = ["console_table"]
-
 _COLUMNS = (
     ("accuracy", "accuracy"),
     ("NLL", "nll"),
@@ -22,6 +21,7 @@ _COLUMNS = (
     ("ECE", "ece"),
     ("differ", "disagreement"),
 )
+_USUAL = ("max_softmax", "predictive_entropy")
 
 
 def console_table(metrics: Mapping[str, Any]) -> Table:
@@ -45,7 +45,7 @@ def console_table(metrics: Mapping[str, Any]) -> Table:
         chosen = group is study.chosen
         table.add_row(
             Text(f"{group.label} ←" if chosen else group.label),
-            study.multiple(group).replace(" ", "") or "–",
+            naming.times(study.multiple(group)).replace(" ", "") or "–",
             *(_text(group.stat(key)) for _, key in _COLUMNS),
             _ood(study, group),
             style="bold" if chosen else "",
@@ -67,6 +67,10 @@ def _text(stat: Stat) -> Text:
 
 def _ood(study: Study, group: Group) -> str:
     """The mean AUROC over the OOD sets, over the seeds in which each was measured."""
-    stats = [group.stat("ood", name, study.quoted_score(name)) for name in study.ood]
-    means = [stat.mean for stat in stats if stat.mean is not None]
-    return naming.number(sum(means) / len(means)) if means else "–"
+    scores = {
+        name: next((score for score in _USUAL if score in known), known[0])
+        for name, known in study.ood.items()
+    }
+    means = [group.stat("ood", *pair).mean for pair in scores.items()]
+    known = [mean for mean in means if mean is not None]
+    return naming.number(fmean(known) if known else None)

@@ -5,67 +5,62 @@ from __future__ import annotations
 from typing import Any
 
 from sigmanens.lab.report.compare import METRICS
-from sigmanens.lab.report.plot import INK, MUTED, Figure, Panel, axis, colour, hover, layout, plain
-from sigmanens.lab.report.study import Group, Study
+from sigmanens.lab.report.plot import (
+    INK,
+    MUTED,
+    Panel,
+    Section,
+    axis,
+    hover,
+    layout,
+    plain,
+    whiskers,
+)
+from sigmanens.lab.report.study import Group, Study, unique
 
-__all__ = ["frontier"]
 
-_CROWD = 12
-"""Number of methods above which a plot shows means alone; the spread is in the hover text."""
-
-
-def frontier(study: Study) -> Figure | None:
+def frontier(study: Study) -> Section | None:
     """Accuracy against ECE and against temperature-scaled NLL; None below two methods."""
     panels = []
-    shown: dict[str, Group] = {}
+    shown: list[Group] = []
     for key in ("ece", "nll_calibrated"):
-        groups = [
-            g for g in study.groups if g.stat(key).by_seed and g.stat("accuracy").by_seed
-        ]  # fmt: skip
+        groups = [g for g in study.groups if g.stat(key).by_seed and g.stat("accuracy").by_seed]
         if key == "nll_calibrated" and study.single in groups:
             # With a temperature for everyone, this row is the single network once more.
             groups = [g for g in groups if g.method != "single_temperature"]
         if len(groups) > 1:
             panels.append(_panel(study, groups, key))
-            shown |= {group.key: group for group in groups}
+            shown += groups
     if not panels:
         return None
+    legend = [group for group in study.groups if group in shown]
     notes = ["Up and to the left is better. A click on a point shows that run in detail."]
-    if len(study.seeds) > 1 and len(shown) <= _CROWD:
-        notes.append("Large symbols: mean over seeds ± one standard deviation; small: seeds.")
+    if len(study.seeds) > 1:
+        notes.append("Means over seeds ± one standard deviation.")
     if len(study.sigma) > 1:
         notes.append("The dotted line joins the σN-Ens points in order of τ.")
         notes += ["The large one with a dark edge is the chosen one."] if study.chosen else []
-    return Figure(
-        key="frontier",
-        title="The dial: accuracy against calibration",
-        caption=" ".join(notes),
-        panels=panels,
-        legend=[group for group in study.groups if group.key in shown],
+    return Section(
+        "frontier",
+        "The dial: accuracy against calibration",
+        " ".join(notes),
+        panels,
+        legend=legend,
         main=study.main,
-        panel_width=320,
+        width=320,
     )
 
 
 def _panel(study: Study, groups: list[Group], key: str) -> Panel:
-    spread = len(groups) <= _CROWD
-    drawn = study.main if len(groups) > _CROWD else groups
+    drawn = [g for g in study.main if g in groups] or groups
     name = METRICS[key].name
-    ranges = [_span([g for g in drawn if g in groups], k) for k in (key, "accuracy")]
     traces = [
-        *_dial(study, key),
-        *(_seeds(group, key) for group in groups if spread and len(group.rows) > 1),
-        *(_mean(study, group, key, spread) for group in groups),
+        *_dial([g for g in study.sigma if g in groups], key),
+        *(_mean(group, key, study.was_chosen(group)) for group in groups),
     ]
-    return Panel(
-        title=f"Accuracy against {name}",
-        traces=traces,
-        layout=layout(
-            axis(f"{name} (lower is better)", range=ranges[0], nticks=6),
-            axis("accuracy (higher is better)", range=ranges[1], nticks=6),
-        ),
-        height=400,
-    )
+    across = axis(f"{name} (lower is better)", range=_span(drawn, key), nticks=6)
+    up = axis("accuracy (higher is better)", range=_span(drawn, "accuracy"), nticks=6)
+    return Panel(f"Accuracy against {name}", traces, layout(across, up), 400)
 
 
 def _span(groups: list[Group], key: str) -> list[float]:
@@ -76,12 +71,12 @@ def _span(groups: list[Group], key: str) -> list[float]:
     return [low - room, high + room]
 
 
-def _dial(study: Study, key: str) -> list[dict[str, Any]]:
+def _dial(groups: list[Group], key: str) -> list[dict[str, Any]]:
     """Lines through the σN-Ens points of equal M and λ, in order of τ."""
-    lines: dict[tuple[Any, ...], list[Group]] = {}
-    for group in study.sigma:
-        if group.stat(key).by_seed and group.stat("accuracy").by_seed:
-            lines.setdefault((group.members, group.weight), []).append(group)
+    lines = [
+        [g for g in groups if (g.members, g.weight) == setting]
+        for setting in unique((g.members, g.weight) for g in groups)
+    ]
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
@@ -89,43 +84,21 @@ def _dial(study: Study, key: str) -> list[dict[str, Any]]:
             "y": [group.stat("accuracy").mean for group in line],
             "line": {"color": MUTED, "width": 1.5, "dash": "dot"},
         }
-        for line in lines.values()
+        for line in lines
         if len(line) > 1
     ]  # fmt: skip
 
 
-def _seeds(group: Group, key: str) -> dict[str, Any]:
-    xs, ys = group.stat(key).by_seed, group.stat("accuracy").by_seed
-    shared = [seed for seed in xs if seed in ys]
-    name = METRICS[key].name
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [xs[seed] for seed in shared],
-        "y": [ys[seed] for seed in shared],
-        "marker": {"color": colour(group), "symbol": group.look.symbol, "size": 6},
-        "opacity": 0.4,
-        "meta": group.key,
-        "hoverinfo": "text",
-        "hovertext": [
-            hover(f"{group.label}, seed {s}", f"accuracy {ys[s]:.3f}", f"{name} {xs[s]:.3f}")
-            for s in shared
-        ],
-    }
-
-
-def _mean(study: Study, group: Group, key: str, spread: bool) -> dict[str, Any]:
+def _mean(group: Group, key: str, chosen: bool) -> dict[str, Any]:
     x, y = group.stat(key), group.stat("accuracy")
-    chosen = study.was_chosen(group)
-    marker: dict[str, Any] = {"color": colour(group), "symbol": group.look.symbol, "size": 11}
-    if chosen:
-        marker |= {"size": 15, "line": {"color": INK, "width": 2.5}}
-    trace: dict[str, Any] = {
+    edge = {"size": 15, "line": {"color": INK, "width": 2.5}} if chosen else {"size": 11}
+    seeds = f"{len(group.rows)} seed{'s' if len(group.rows) > 1 else ''}"
+    trace = {
         "type": "scatter",
         "mode": "markers+text",
         "x": [x.mean],
         "y": [y.mean],
-        "marker": marker,
+        "marker": {"color": group.look.colour, "symbol": group.look.symbol, **edge},
         "text": [f"<b>{plain(group.short)}</b>" if chosen else plain(group.short)],
         "textposition": "top right" if group.method == "sigmanens" else "bottom right",
         "textfont": {"color": INK, "size": 13},
@@ -137,14 +110,9 @@ def _mean(study: Study, group: Group, key: str, spread: bool) -> dict[str, Any]:
                 group.label + (" (chosen)" if chosen else ""),
                 f"accuracy {y}",
                 f"{METRICS[key].name} {x}",
-                f"{len(group.rows)} seed{'s' if len(group.rows) > 1 else ''}",
+                seeds,
             )
         ],
     }
-    for name, stat in (("error_x", x), ("error_y", y)):
-        if spread and stat.sd:
-            trace[name] = {
-                "type": "data", "array": [stat.sd], "color": colour(group),
-                "thickness": 1.2, "width": 0,
-            }  # fmt: skip
-    return trace
+    bars = {"error_x": x.sd, "error_y": y.sd}
+    return trace | {name: whiskers(group.look, [sd], [sd]) for name, sd in bars.items() if sd}

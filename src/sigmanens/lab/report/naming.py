@@ -6,50 +6,69 @@ cannot tell the colours apart. On dark screens the page inverts the plots' light
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["ORDER", "Look", "amount", "label", "looks", "number", "short_label", "words"]
 
-ORDER = (
-    "single",
-    "single_temperature",
-    "single_finetuned",
-    "mc_dropout",
-    "laplace",
-    "deep_ensemble",
-    "packed",
-    "batchensemble",
-    "mimo",
-    "masksembles",
-    "lora_ensemble",
-    "norm_tuning",
-    "film",
-    "heads_only",
-    "fixed_masks",
-    "sigmanens_lambda0",
-    "sigmanens",
-)
-"""Order of the methods in tables and legends; unknown methods come before the σN-Ens rows."""
+class Look(NamedTuple):
+    """How one method is drawn: colour, line style, marker symbol."""
 
-_LABELS = {
-    "single": "one network",
-    "single_temperature": "one network + temperature",
-    "single_finetuned": "one network, fine-tuned as long",
-    "mc_dropout": "MC dropout",
-    "laplace": "Laplace approximation",
-    "packed": "Packed-Ensembles",
-    "batchensemble": "BatchEnsemble",
-    "mimo": "MIMO",
-    "masksembles": "Masksembles",
-    "lora_ensemble": "LoRA-Ensemble",
-    "norm_tuning": "norm tuning",
-    "film": "FiLM-Ensemble control",
-    "heads_only": "heads only (control)",
-    "fixed_masks": "fixed random masks (control)",
-    "sigmanens_lambda0": "σN-Ens λ=0",
+    colour: str
+    dash: str
+    symbol: str = "circle"
+
+
+class _Method(NamedTuple):
+    """Its name in tables and sentences, that beside a point of a plot, its look."""
+
+    label: str
+    short: str = ""
+    look: Look | None = None
+
+
+_METHODS = {
+    "single": _Method("one network", "one net", Look("#c2500a", "solid", "square")),
+    "single_temperature": _Method(
+        "one network + temperature", "one net + T", Look("#c2500a", "dot", "square-open")
+    ),
+    "single_finetuned": _Method(
+        "one network, fine-tuned as long", "one net tuned", Look("#8f1d40", "dash", "star")
+    ),
+    "mc_dropout": _Method("MC dropout"),
+    "laplace": _Method("Laplace approximation"),
+    "deep_ensemble": _Method("separate networks", "nets", Look("#0069a8", "solid", "diamond")),
+    "packed": _Method("Packed-Ensembles"),
+    "batchensemble": _Method("BatchEnsemble"),
+    "mimo": _Method("MIMO"),
+    "masksembles": _Method("Masksembles"),
+    "lora_ensemble": _Method("LoRA-Ensemble"),
+    "norm_tuning": _Method("norm tuning"),
+    "film": _Method("FiLM-Ensemble control", "FiLM", Look("#b3578f", "dash", "triangle-up")),
+    "heads_only": _Method(
+        "heads only (control)", "heads only", Look("#8a6d00", "dash", "triangle-down")
+    ),
+    "fixed_masks": _Method(
+        "fixed random masks (control)", "fixed masks", Look("#6a3fb5", "dash", "pentagon")
+    ),
+    "sigmanens_lambda0": _Method("σN-Ens λ=0", "λ=0", Look("#4b5563", "dot", "x")),
+    "sigmanens": _Method("σN-Ens"),
 }
+ORDER = tuple(_METHODS)
+"""Order of the methods in tables and legends; unknown methods come before the σN-Ens rows."""
+_OTHERS = (
+    Look("#7a4a2b", "dashdot", "cross"),
+    Look("#a87400", "dashdot", "hexagon"),
+    Look("#96281b", "dashdot", "star"),
+    Look("#6b7a1f", "dashdot", "bowtie"),
+    Look("#8a1f4b", "dashdot", "star-diamond"),
+    Look("#59606b", "dashdot", "octagon"),
+    Look("#2f7fae", "dashdot", "hourglass"),
+    Look("#33737d", "dashdot", "triangle-left"),
+    Look("#74559c", "dashdot", "triangle-right"),
+)
+"""Looks of the rivals, in turn; a method keeps its look whatever its number of members."""
+_SIGMA = ("#43b892", "#00594a")
+"""Colours of the smallest and the largest τ."""
 _WORDS = {
     "knn": "k nearest neighbours",
     "mahalanobis": "Mahalanobis distance",
@@ -58,50 +77,16 @@ _WORDS = {
     "svhn": "SVHN",
     "jpeg_compression": "JPEG compression",
 }
-_SHORT = {
-    "single": "one net",
-    "single_temperature": "one net + T",
-    "single_finetuned": "one net tuned",
-    "film": "FiLM",
-    "heads_only": "heads only",
-    "fixed_masks": "fixed masks",
-    "sigmanens_lambda0": "λ=0",
-}
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one method is drawn: colour, marker symbol, line style."""
+class Setting(NamedTuple):
+    """What the rows of a group have in common: method, M, τ, λ and variant."""
 
-    colour: str
-    symbol: str
-    dash: str
-
-
-_LOOKS = {
-    "single": Look("#c2500a", "square", "solid"),
-    "single_temperature": Look("#c2500a", "square-open", "dot"),
-    "single_finetuned": Look("#8f1d40", "star", "dash"),
-    "deep_ensemble": Look("#0069a8", "diamond", "solid"),
-    "film": Look("#b3578f", "triangle-up", "dash"),
-    "sigmanens_lambda0": Look("#4b5563", "x", "dot"),
-    "heads_only": Look("#8a6d00", "triangle-down", "dash"),
-    "fixed_masks": Look("#6a3fb5", "pentagon", "dash"),
-}
-_OTHERS = (
-    Look("#7a4a2b", "cross", "dashdot"),
-    Look("#a87400", "hexagon", "dashdot"),
-    Look("#96281b", "star", "dashdot"),
-    Look("#6b7a1f", "bowtie", "dashdot"),
-    Look("#8a1f4b", "star-diamond", "dashdot"),
-    Look("#59606b", "octagon", "dashdot"),
-    Look("#2f7fae", "hourglass", "dashdot"),
-    Look("#33737d", "triangle-left", "dashdot"),
-    Look("#74559c", "triangle-right", "dashdot"),
-)
-"""Looks of the rivals, in turn; a method keeps its look whatever its number of members."""
-_SIGMA = ("#43b892", "#00594a")
-"""Colours of the smallest and the largest τ."""
+    method: str
+    members: int | None = None
+    tau: float | None = None
+    weight: float | None = None
+    variant: str = ""
 
 
 def amount(value: float | int | None) -> str:
@@ -117,45 +102,71 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
+def times(multiple: float | None) -> str:
+    """A multiple as "1.02 ×", "" for None."""
+    return "" if multiple is None else f"{multiple:.2f} ×"
+
+
 def words(name: str) -> str:
     """An identifier as words: ``gaussian_noise`` becomes "gaussian noise"."""
     return _WORDS.get(name) or name.replace("_", " ").strip() or "unnamed"
 
 
-def label(method: str, members: int | None, tau: float | None) -> str:
-    """The name of a method in tables and sentences."""
-    if method == "sigmanens":
-        return "σN-Ens" if tau is None else f"σN-Ens τ={amount(tau)}"
+def capital(text: str) -> str:
+    """The text with a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def label(method: str, members: int | None, tau: float | None, short: bool = False) -> str:
+    """The name of a method in tables and sentences, or a short one beside a point of a plot."""
+    found = _METHODS.get(method) or _Method(words(method))
+    name = (short and found.short) or found.label
+    if method == "sigmanens" and tau is not None:
+        return f"τ={amount(tau)}" if short else f"{name} τ={amount(tau)}"
     if method == "deep_ensemble":
-        return f"{members} separate networks" if members else "separate networks"
-    return _LABELS.get(method, words(method))
+        return f"{members} {name}" if members else found.label
+    return name
 
 
-def short_label(method: str, members: int | None, tau: float | None) -> str:
-    """The name of a method beside a point of a plot."""
-    if method == "sigmanens":
-        return "σN-Ens" if tau is None else f"τ={amount(tau)}"
-    if method == "deep_ensemble":
-        return f"{members} nets" if members else "separate nets"
-    return _SHORT.get(method, label(method, members, tau))
+def labels(settings: Sequence[Setting], short: bool = False) -> list[str]:
+    """A name for each setting; M, τ and λ where it would otherwise stand for several."""
+    names = [
+        label(s.method, s.members, s.tau, short) + (f", {words(s.variant)}" if s.variant else "")
+        for s in settings
+    ]
+    found = []
+    for name, setting in zip(names, settings, strict=True):
+        twins = [s for other, s in zip(names, settings, strict=True) if other == name]
+        parts = [name]
+        for key, sign in (("members", "M"), ("tau", "τ"), ("weight", "λ")):
+            if len({getattr(s, key) for s in twins}) > 1 and not (sign == "τ" and sign in name):
+                parts.append(f"{sign}={amount(getattr(setting, key)) or '?'}")
+        found.append(" ".join(parts))
+    return found
 
 
-def looks(keys: Sequence[Mapping[str, Any]]) -> list[Look]:
-    """One look per method: fixed for the known ones, a ramp over τ for σN-Ens.
+def display_order(setting: Setting) -> tuple[Any, ...]:
+    """What settings are sorted by."""
+    unknown = ORDER.index("sigmanens_lambda0") - 0.5
+    place = ORDER.index(setting.method) if setting.method in ORDER else unknown
+    values = (setting.members or 0, setting.tau or 0.0, setting.weight or 0.0)
+    return (place, setting.method, setting.variant, *values)
 
-    ``keys`` are mappings with ``method`` and ``tau``, in display order.
-    """
-    ramp = sorted({key["tau"] or 0.0 for key in keys if key["method"] == "sigmanens"})
+
+def looks(settings: Sequence[Setting]) -> list[Look]:
+    """One look per setting: fixed for the known methods, a ramp over τ for σN-Ens."""
+    ramp = sorted({s.tau or 0.0 for s in settings if s.method == "sigmanens"})
     found: list[Look] = []
     others: dict[str, Look] = {}
-    for key in keys:
-        if key["method"] == "sigmanens":
-            place = ramp.index(key["tau"] or 0.0) / (len(ramp) - 1) if len(ramp) > 1 else 0.6
-            found.append(Look(_blend(*_SIGMA, place), "circle", "solid"))
-        elif key["method"] in _LOOKS:
-            found.append(_LOOKS[key["method"]])
+    for setting in settings:
+        known = _METHODS.get(setting.method)
+        if setting.method == "sigmanens":
+            place = ramp.index(setting.tau or 0.0) / (len(ramp) - 1) if len(ramp) > 1 else 0.6
+            found.append(Look(_blend(*_SIGMA, place), "solid"))
+        elif known and known.look:
+            found.append(known.look)
         else:
-            found.append(others.setdefault(key["method"], _OTHERS[len(others) % len(_OTHERS)]))
+            found.append(others.setdefault(setting.method, _OTHERS[len(others) % len(_OTHERS)]))
     return found
 
 

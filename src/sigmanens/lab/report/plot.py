@@ -1,4 +1,4 @@
-"""What every figure of the report is made of: panels that plotly draws, a legend, a data table.
+"""What every page is made of: sections of panels that plotly draws, with legends and tables.
 
 Traces and layouts are plain dictionaries in plotly's schema; the HTML of a panel is plotly's own.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sigmanens.errors import MissingPackageError
+from sigmanens.lab.report.naming import Look
 from sigmanens.lab.report.study import Group
 from sigmanens.lab.report.tables import Table
 
@@ -21,11 +22,6 @@ except ImportError as e:
         "reports and the page of sigmanens explain need plotly: pip install 'sigmanens[lab]'"
     ) from e
 
-__all__ = [
-    "ACCENT", "INK", "MUTED", "Figure", "Key", "Panel",
-    "axis", "colour", "hover", "layout", "line", "plain", "series",
-]  # fmt: skip
-
 ACCENT, INK, MUTED, GRID = "#00695a", "#1c2126", "#5b646e", "#e3e5e6"
 _SERIES = ("#0069a8", "#c2450a", "#00806c", "#a3457f", "#8a6d00", "#5d50c6")
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -33,27 +29,17 @@ _CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False, "
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a panel's own legend: a name and the look of its line."""
-
-    name: str
-    colour: str
-    dash: str = "solid"
-
-
-@dataclass(frozen=True)
 class Panel:
     """One plot: a title above it, its plotly traces and layout, its height in pixels.
 
-    ``group`` is the method it is about; ``keys`` its own legend, where its lines are no methods.
+    ``keys`` is its own legend, where its lines are no methods.
     """
 
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 340
-    group: Group | None = None
-    keys: Sequence[Key] = ()
+    keys: Sequence[tuple[str, Look]] = ()
 
     def html(self, key: str, hidden: frozenset[str] = frozenset()) -> str:
         """Plotly's HTML of this panel in an element called ``key``.
@@ -69,23 +55,24 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A titled row of panels.
+class Section:
+    """A titled part of a page: a row of panels, or else a table; a note; more tables, folded away.
 
     ``legend`` lists the groups that can be switched off; those that are not in ``main`` are folded
-    away at first. ``panel_width`` is the least width of a panel in pixels before the row wraps;
-    ``table`` holds the plotted numbers; ``keys`` is a legend that all panels share.
+    away at first. ``width`` is the least width of a panel in pixels before the row wraps; ``keys``
+    is a legend that all panels share. Beside panels, ``table`` holds the plotted numbers.
     """
 
     key: str
     title: str
-    caption: str
-    panels: list[Panel]
+    note: str = ""
+    panels: Sequence[Panel] = ()
+    table: Table | None = None
+    folded: Sequence[tuple[str, Table]] = ()
     legend: Sequence[Group] = ()
     main: Sequence[Group] = ()
-    panel_width: int = 300
-    table: Table | None = None
-    keys: Sequence[Key] = field(default_factory=tuple)
+    keys: Sequence[tuple[str, Look]] = ()
+    width: int = 300
 
     @property
     def rest(self) -> frozenset[str]:
@@ -94,14 +81,9 @@ class Figure:
         return frozenset(keys - main if keys & main else ())
 
 
-def colour(group: Group) -> str:
-    """The colour of a group."""
-    return group.look.colour
-
-
-def series(i: int) -> tuple[str, str]:
-    """Colour and dash of the ``i``-th of several lines that are no methods, all different."""
-    return _SERIES[i % len(_SERIES)], _DASHES[i // len(_SERIES) % len(_DASHES)]
+def series(i: int) -> Look:
+    """The look of the ``i``-th of several lines that are no methods, all different."""
+    return Look(_SERIES[i % len(_SERIES)], _DASHES[i // len(_SERIES) % len(_DASHES)])
 
 
 def plain(text: str) -> str:
@@ -114,21 +96,10 @@ def hover(title: str, *facts: str) -> str:
     return "<br>".join([f"<b>{plain(title)}</b>", *(plain(fact) for fact in facts)])
 
 
-def line(
-    x: Sequence[Any], y: Sequence[Any], look: tuple[str, str], texts: Sequence[str], **more: Any
-) -> dict[str, Any]:
-    """A trace of a line with its colour and dash, and a hover text for each point."""
-    width = more.pop("width", 1.8)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": look[0], "dash": look[1], "width": width},
-        "hoverinfo": "text",
-        "hovertext": list(texts),
-        **more,
-    }
+def whiskers(look: Look, up: Sequence[float], down: Sequence[float]) -> dict[str, Any]:
+    """Error bars of these lengths, in plotly's schema."""
+    bars = {"type": "data", "array": up, "symmetric": False, "arrayminus": down}
+    return bars | {"color": look.colour, "thickness": 1.2, "width": 3}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

@@ -2,141 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.plot import INK, Key, Panel, axis, hover, layout, series
-from sigmanens.lab.report.study import Group, Row, Seed, Study, dig, finite
-from sigmanens.lab.report.tables import Cell, Table
-
-__all__ = ["Histogram", "histograms", "score_panels", "score_table"]
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of one score between ``edges``, in distribution and by OOD set, of one seed."""
-
-    score: str
-    seed: Seed
-    edges: list[float]
-    inside: list[float]
-    sets: dict[str, list[float]]
+from sigmanens.lab.report.curves import Curve, Quantity, curve_panels, fixed
+from sigmanens.lab.report.naming import Look
+from sigmanens.lab.report.plot import INK, Panel, series
+from sigmanens.lab.report.study import Group, Study, dig, numbers
 
 
-def histograms(group: Group) -> list[Histogram]:
-    """The histograms of the first seed that has any; empty where none was kept."""
-    for seed, row in group.rows.items():
-        found = _of_row(seed, row)
+def histograms(group: Group) -> dict[str, tuple[list[float], dict[str, list[float]]]]:
+    """Edges of the bins, and the counts by set with those of the test data as "", by score.
+
+    Of the first seed that has any; empty where none was kept.
+    """
+    for row in group.rows.values():
+        found = {}
+        for score in group.keys("ood_histograms"):
+            table = dig(row, "ood_histograms", score)
+            edges, inside = numbers(dig(table, "edges")) or [], numbers(dig(table, "inside")) or []
+            sets = dig(table, "sets")
+            read = {n: numbers(dig(sets, n)) for n in group.keys("ood_histograms", score, "sets")}
+            fit = {n: c for n, c in read.items() if c is not None and len(c) == len(inside)}
+            if fit and len(edges) == len(inside) + 1 and min(inside) >= 0:
+                found[score] = edges, {"": inside, **fit}
         if found:
             return found
-    return []
-
-
-def _of_row(seed: Seed, row: Row) -> list[Histogram]:
-    tables = dig(row, "ood_histograms")
-    found = []
-    for score, table in tables.items() if isinstance(tables, Mapping) else ():
-        edges = _numbers(dig(table, "edges"))
-        inside = _numbers(dig(table, "inside"))
-        sets = dig(table, "sets")
-        if edges is None or inside is None or not isinstance(sets, Mapping):
-            continue
-        read = {str(name): _numbers(counts) for name, counts in sets.items()}
-        fit = {name: c for name, c in read.items() if c is not None and len(c) == len(inside)}
-        if fit and len(edges) == len(inside) + 1 and min(inside, default=0.0) >= 0:
-            found.append(Histogram(str(score), seed, edges, inside, fit))
-    return found
-
-
-def _numbers(values: Any) -> list[float] | None:
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        return None
-    read = [finite(value) for value in values]
-    return None if None in read else [value for value in read if value is not None]
+    return {}
 
 
 def score_panels(study: Study, group: Group) -> list[Panel]:
     """One plot per score: the share of the samples in each bin, a line for each set."""
     panels = []
-    for table in histograms(group):
-        names = [f"{study.split} data", *(naming.words(name) for name in table.sets)]
-        counts = [table.inside, *table.sets.values()]
-        looks = [(INK, "solid"), *(series(i) for i in range(len(table.sets)))]
-        traces = [
-            _steps(table, name, values, look)
-            for name, values, look in zip(names, counts, looks, strict=True)
-        ]
-        traces[0] |= {"fill": "tozeroy", "fillcolor": "rgba(28, 33, 38, .12)"}
-        panels.append(
-            Panel(
-                title=f"OOD score: {naming.words(table.score)}",
-                traces=traces,
-                layout=layout(
-                    axis("score (further right = more OOD)", nticks=6),
-                    axis("share of the samples", rangemode="tozero"),
-                ),
-                height=300,
-                keys=[Key(n, *look) for n, look in zip(names, looks, strict=True)],
+    for score, (edges, counts) in histograms(group).items():
+        curves = []
+        for i, (name, values) in enumerate(counts.items()):
+            shares = [value / (sum(values) or 1.0) for value in values]
+            points = fixed(zip(edges, [*shares, shares[-1]], strict=True))
+            look = series(i - 1) if name else Look(INK, "solid")
+            curves.append(
+                Curve(naming.words(name) if name else f"{study.split} data", look, points)
             )
-        )
+        quantity = Quantity(
+            "share", f"OOD score: {naming.words(score)}", "share of the samples",
+            {"rangemode": "tozero"},
+        )  # fmt: skip
+        across = "score (further right = more OOD)"
+        for panel in curve_panels(
+            [quantity], curves, across, xaxis={"nticks": 6}, height=300, keyed=True
+        ):
+            for trace in panel.traces:
+                trace["line"]["shape"] = "hv"
+            panel.traces[0] |= {"fill": "tozeroy", "fillcolor": "rgba(28, 33, 38, .12)"}
+            panels.append(panel)
     return panels
-
-
-def _steps(
-    table: Histogram, name: str, counts: list[float], look: tuple[str, str]
-) -> dict[str, Any]:
-    total = sum(counts) or 1.0
-    shares = [count / total for count in counts]
-    spans = [
-        f"{low:.3g} to {high:.3g}" for low, high in zip(table.edges, table.edges[1:], strict=False)
-    ]
-    texts = [
-        hover(name, f"score {span}", f"{naming.number(share)} of {total:,.0f} samples")
-        for span, share in zip(spans, shares, strict=True)
-    ]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": table.edges,
-        "y": [*shares, shares[-1]],
-        "line": {"color": look[0], "dash": look[1], "width": 2, "shape": "hv"},
-        "hoverinfo": "text",
-        "hovertext": [*texts, texts[-1]],
-    }
-
-
-def score_table(study: Study) -> Table | None:
-    """Quartiles of the scores per method, score and set, read from the histograms."""
-    rows = []
-    for group in study.groups:
-        for table in histograms(group):
-            for name, counts in [(f"{study.split} data", table.inside), *table.sets.items()]:
-                rows.append(
-                    [
-                        Cell.of(group.label, group=group),
-                        Cell.of(naming.words(table.score)),
-                        Cell.of(naming.words(name)),
-                        Cell.of(sum(counts), 0),
-                        *(Cell.of(_quantile(table.edges, counts, q)) for q in (0.25, 0.5, 0.75)),
-                    ]
-                )
-    if not rows:
-        return None
-    return Table(
-        "Quartiles of the OOD scores, read from their histograms",
-        ["method", "score", "set", "samples", "lower quartile", "median", "upper quartile"],
-        rows,
-    )
-
-
-def _quantile(edges: list[float], counts: list[float], share: float) -> float | None:
-    """Where the cumulative count reaches ``share``, linear within a bin."""
-    total = sum(counts)
-    below = 0.0
-    for low, high, count in zip(edges, edges[1:], counts, strict=False):
-        if count > 0 and below + count >= share * total:
-            return low + (high - low) * (share * total - below) / count
-        below += count
-    return None

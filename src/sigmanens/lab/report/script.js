@@ -55,38 +55,26 @@
 
   // Differences: every method minus a chosen one.
   const reference = document.getElementById("reference");
-  const minus = (text) => text.replace("-", "−");
-  const number = (x, sign = false) => {
-    const text = Math.abs(x).toFixed(3);
-    if (Number(text) === 0) return text;
-    return x < 0 ? `−${text}` : sign ? `+${text}` : text;
-  };
-  const words = { 1: "better", 2: "better†", "-1": "worse", "-2": "worse†" };
   if (reference) {
     const data = JSON.parse(document.getElementById("differences-data").textContent);
     const table = document.getElementById("differences-table");
+    const order = [...reference.options].map((option) => option.value);
     reference.addEventListener("change", () => {
-      const less = data[reference.value];
+      const { rows, halves } = data[reference.value];
       for (const row of table.tBodies[0].rows) {
-        less[row.dataset.group].forEach((entry, i) => {
+        rows[order.indexOf(row.dataset.group)].forEach(([text, value, mark, hint], i) => {
           const cell = row.cells[i + 1];
-          cell.dataset.v = entry ? entry[0] : "";
-          cell.title = entry && entry[4] ? "one seed" : "";
-          cell.textContent = entry
-            ? `${number(entry[0], true)} [${number(entry[1])}, ${number(entry[2])}]` : "–";
-          if (!entry || !entry[3]) return;
-          const mark = document.createElement("span");
-          mark.textContent = words[entry[3]];
-          mark.className = `mark ${mark.textContent.replace("†", "")}`;
-          cell.append(" ", mark);
+          cell.dataset.v = value ?? "";
+          cell.title = hint;
+          cell.textContent = text;
+          if (!mark) return;
+          const badge = document.createElement("span");
+          badge.textContent = mark;
+          badge.className = `mark ${mark.replace("†", "")}`;
+          cell.append(" ", badge);
         });
       }
-      [...table.tFoot.rows[0].cells].slice(1).forEach((cell, i) => {
-        const widths = Object.values(less).filter((e) => e[i]).map((e) => (e[i][2] - e[i][1]) / 2);
-        widths.sort((a, b) => a - b);
-        const middle = (widths[(widths.length - 1) >> 1] + widths[widths.length >> 1]) / 2;
-        cell.textContent = widths.length ? `±${minus(middle.toFixed(3))}` : "–";
-      });
+      halves.forEach((text, i) => { table.tFoot.rows[0].cells[i + 1].textContent = text; });
     });
   }
 

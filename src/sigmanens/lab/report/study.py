@@ -1,38 +1,28 @@
 """A parsed ``metrics.json`` as groups of seeds: what every part of the report reads.
 
-Rows of the same (method, members, tau, weight) that differ in their seed form one
-:class:`Group`. Missing, null and non-finite values all mean "not measured".
+Rows of the same method, M, τ, λ and variant that differ in their seed form one :class:`Group`.
+Missing, null and non-finite values all mean "not measured".
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from statistics import fmean, stdev
 from typing import Any
 
-from sigmanens.lab.report import naming
-
-__all__ = ["Group", "Row", "Seed", "Setting", "Stat", "Study", "dig", "finite"]
+from sigmanens.evaluation.comparison import Difference
+from sigmanens.lab.differences import setting_name
+from sigmanens.lab.plain import finite
+from sigmanens.lab.report.naming import Look, Setting, number
 
 Seed = int | str
 Row = Mapping[str, Any]
 
-_USUAL_SCORES = ("max_softmax", "predictive_entropy")
 _CONTROLS = ("film", "heads_only", "fixed_masks", "sigmanens_lambda0")
 _MANY = 9
 """Number of methods above which figures of a line or panel each show the main ones first."""
-
-
-def finite(value: Any) -> float | None:
-    """``value`` as a float, or None where it is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def dig(row: Any, *path: str) -> Any:
@@ -44,11 +34,35 @@ def dig(row: Any, *path: str) -> Any:
     return row
 
 
+def numbers(values: Any) -> list[float] | None:
+    """A list of finite numbers that is not empty; None for anything else."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return None
+    found = [number for value in values if (number := finite(value)) is not None]
+    return found if found and len(found) == len(values) else None
+
+
+def setting_of(row: Any) -> Setting:
+    """What a row, or the history of a training, shares with its other seeds."""
+    members = finite(dig(row, "members"))
+    return Setting(
+        str(dig(row, "method")),
+        None if members is None else int(members),
+        finite(dig(row, "tau")),
+        finite(dig(row, "weight")),
+        str(dig(row, "variant") or ""),
+    )
+
+
 @dataclass(frozen=True)
 class Stat:
-    """Mean and sample standard deviation (None below two seeds) of a value per seed."""
+    """Mean and sample standard deviation (None below two seeds) of a value per seed.
+
+    ``bounds`` is the interval of a single seed's value, where one was measured.
+    """
 
     by_seed: Mapping[Seed, float]
+    bounds: Sequence[float] | None = None
 
     @cached_property
     def mean(self) -> float | None:
@@ -58,17 +72,25 @@ class Stat:
     def sd(self) -> float | None:
         return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
+    def text(self, digits: int = 3) -> str:
+        """ "0.921 ± 0.004", "0.921 [0.906, 0.935]" of a single seed, or the mean alone."""
+        if self.bounds is not None and len(self.by_seed) == 1:
+            ends = ", ".join(number(bound, digits) for bound in self.bounds)
+            return f"{number(self.mean, digits)} [{ends}]"
+        spread = "" if self.sd is None else f" ± {number(self.sd, digits)}"
+        return number(self.mean, digits) + spread
+
     def __str__(self) -> str:
-        if self.sd is None:
-            return naming.number(self.mean)
-        return f"{naming.number(self.mean)} ± {naming.number(self.sd)}"
+        return Stat(self.by_seed).text()
 
 
-Setting = tuple[str, int | None, float | None, float | None, str]
-"""Method, members, τ, λ and variant."""
+def mean_of(stats: Sequence[Stat]) -> Stat:
+    """The mean of several, in the seeds in which each was measured."""
+    shared = [s for s in stats[0].by_seed if all(s in stat.by_seed for stat in stats)]
+    return Stat({seed: fmean(stat.by_seed[seed] for stat in stats) for seed in shared})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """All seeds of one method under one setting.
 
@@ -79,33 +101,38 @@ class Group:
     members: int | None
     tau: float | None
     weight: float | None
+    variant: str
     rows: Mapping[Seed, Row]
     label: str
     short: str
     key: str
-    look: naming.Look
-    variant: str = ""
+    look: Look
 
     @property
     def setting(self) -> Setting:
         """What the rows have in common."""
-        return self.method, self.members, self.tau, self.weight, self.variant
+        return Setting(self.method, self.members, self.tau, self.weight, self.variant)
 
-    def text(self, *path: str) -> str:
-        """The text at ``path`` of its first row, "" where there is none."""
-        value = dig(next(iter(self.rows.values()), {}), *path)
-        return value if isinstance(value, str) else ""
+    @property
+    def row(self) -> Row:
+        """Its first seed's."""
+        return next(iter(self.rows.values()))
+
+    @cached_property
+    def name(self) -> str:
+        """What ``differences`` call it."""
+        return setting_name(self.row)
 
     def stat(self, *path: str) -> Stat:
         """The value at ``path`` in each seed's row, where it was measured."""
-        if self.method == "single_temperature" and path[0] in ("nll_calibrated", "ece_calibrated"):
-            stat = self._stat(*path)
-            return stat if stat.by_seed else self._stat(path[0].removesuffix("_calibrated"))
-        return self._stat(*path)
-
-    def _stat(self, *path: str) -> Stat:
-        values = {seed: finite(dig(row, *path)) for seed, row in self.rows.items()}
-        return Stat({seed: value for seed, value in values.items() if value is not None})
+        found = {seed: finite(dig(row, *path)) for seed, row in self.rows.items()}
+        known = {seed: value for seed, value in found.items() if value is not None}
+        if self.method == "single_temperature" and not known:
+            raw = path[0].removesuffix("_calibrated")
+            return self.stat(raw) if raw in ("nll", "ece") and raw != path[0] else Stat({})
+        bounds = numbers(dig(self.row, *path[:-1], "intervals", path[-1]))
+        alone = len(self.rows) == 1 and bounds is not None and len(bounds) == 2
+        return Stat(known, bounds if alone else None)
 
     def corruption(self, severity: str, metric: str) -> Stat:
         """``metric`` under corruption of ``severity``, over all kinds of corruption.
@@ -115,52 +142,31 @@ class Group:
         """
         if severity == "0":
             return self.stat(metric)
-        found: dict[Seed, float] = {}
-        for seed, row in self.rows.items():
-            together = finite(dig(row, "corruption_pooled", severity, metric))
-            if together is not None:
-                found[seed] = together
-                continue
-            kinds = dig(row, "corruption")
-            values = [
-                finite(dig(kinds, kind, severity, metric))
-                for kind in (kinds if isinstance(kinds, Mapping) else {})
-            ]
-            measured = [value for value in values if value is not None]
-            if measured:
-                found[seed] = fmean(measured)
-        return Stat(found)
+        together = self.stat("corruption_pooled", severity, metric)
+        if together.by_seed:
+            return together
+        found: dict[Seed, list[float]] = {}
+        for kind in self.keys("corruption"):
+            for seed, value in self.stat("corruption", kind, severity, metric).by_seed.items():
+                found.setdefault(seed, []).append(value)
+        return Stat({seed: fmean(values) for seed, values in found.items()})
 
-    def nested_keys(self, *path: str) -> list[str]:
+    def keys(self, *path: str) -> list[str]:
         """The keys of the mapping at ``path``, over all seeds, in order of appearance."""
-        keys: dict[str, None] = {}
-        for row in self.rows.values():
-            found = dig(row, *path)
-            if isinstance(found, Mapping):
-                keys.update(dict.fromkeys(str(key) for key in found))
-        return list(keys)
-
-    def lists(self, *path: str) -> list[list[Any]]:
-        """The lists at ``path``, one per seed that has one."""
         found = (dig(row, *path) for row in self.rows.values())
-        return [list(item) for item in found if isinstance(item, Sequence) and len(item) > 0]
+        return unique(str(key) for item in found if isinstance(item, Mapping) for key in item)
 
-    @property
-    def owners(self) -> dict[int, float] | None:
-        """Share of the channels with k owners, over all seeds; None where not measured."""
-        counts: dict[int, float] = {}
-        for owners in self.lists("owners"):
-            for k, count in enumerate(owners):
-                counts[k] = counts.get(k, 0.0) + (finite(count) or 0.0)
-        total = sum(counts.values())
-        return {k: count / total for k, count in counts.items()} if total > 0 else None
+
+def unique(items: Iterable[Any]) -> list[Any]:
+    """Each item once, in order of appearance."""
+    return list(dict.fromkeys(items))
 
 
 @dataclass(frozen=True)
 class Study:
     """The groups of a run, the ones its summary is about, and their paired differences.
 
-    ``differences`` holds those of ``metrics.json`` by the names of both sides.
+    ``differences`` are by the names of both groups, the first less the second, then by metric.
     """
 
     metrics: Mapping[str, Any]
@@ -168,18 +174,24 @@ class Study:
     chosen: Group | None
     criterion: str | None
     reason: str | None
-    single: Group | None
-    deep: Group | None
     split: str
     left_out: int = 0
-    differences: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    differences: Mapping[tuple[str, str], Mapping[str, Difference]] = field(default_factory=dict)
 
     @cached_property
     def seeds(self) -> list[Seed]:
-        found: dict[Seed, None] = {}
-        for group in self.groups:
-            found.update(dict.fromkeys(group.rows))
-        return list(found)
+        return unique(seed for group in self.groups for seed in group.rows)
+
+    @cached_property
+    def single(self) -> Group | None:
+        return next((g for g in self.groups if g.method == "single"), None)
+
+    @cached_property
+    def deep(self) -> Group | None:
+        """The separate networks, as many as the chosen σN-Ens has members if there are such."""
+        deep = [g for g in self.groups if g.method == "deep_ensemble"]
+        members = (self.chosen and self.chosen.members) or 0
+        return min(deep, key=lambda g: abs((g.members or 0) - members), default=None)
 
     @cached_property
     def main(self) -> list[Group]:
@@ -190,16 +202,10 @@ class Study:
         if len(self.groups) <= _MANY:
             return list(self.groups)
         members = self.chosen.members if self.chosen else None
-        kept = [
-            group
-            for group in self.groups
-            if group in (self.single, self.deep, self.chosen)
-            or (
-                group.method in _CONTROLS
-                and not group.variant
-                and (members is None or group.members == members)
-            )
-        ]
+        controls = [g for g in self.groups if g.method in _CONTROLS and not g.variant]
+        asked = [g for g in controls if members is None or g.members == members]
+        asked += [g for g in (self.single, self.deep, self.chosen) if g is not None]
+        kept = [group for group in self.groups if group in asked]
         return kept if len(kept) > 1 else list(self.groups)
 
     @cached_property
@@ -219,9 +225,8 @@ class Study:
         and a trained one before the network as it was loaded, where that has no trained head.
         """
         alone = [g for g in self.groups if g.method in ("single", "single_finetuned")]
-        head = self.chosen and self.chosen.text("head")
-        if head == "fresh":
-            alone.sort(key=lambda g: g.text("head") != "fresh")
+        if self.chosen and self.chosen.row.get("head") == "fresh":
+            alone.sort(key=lambda g: g.row.get("head") != "fresh")
         elif not any(g.method == "single" and not g.variant for g in alone):
             alone.sort(key=lambda g: bool(g.variant))
         return alone[0] if alone else self.scaled_single
@@ -231,66 +236,37 @@ class Study:
         """One network with a fitted temperature: from its own row, or the single network's."""
         if self.single is not None and self.single.stat("nll_calibrated").by_seed:
             return self.single
-        for group in self.groups:
-            if group.method == "single_temperature":
-                return group
-        return self.single
+        scaled = (g for g in self.groups if g.method == "single_temperature")
+        return next(scaled, self.single)
 
-    def multiple(self, group: Group) -> str:
-        """Parameters as a multiple of one network: "1.02 ×", "" where unknown."""
+    def multiple(self, group: Group) -> float | None:
+        """Parameters as a multiple of one network's; None where unknown."""
         one = self.single or self.scaled_single
         ours, theirs = group.stat("params").mean, one.stat("params").mean if one else None
-        return f"{ours / theirs:.2f} ×" if ours and theirs else ""
+        return ours / theirs if ours and theirs else None
+
+    def keys(self, *path: str) -> list[str]:
+        """The keys of the mapping at ``path``, over all rows."""
+        return unique(key for group in self.groups for key in group.keys(*path))
 
     @cached_property
     def kinds(self) -> list[str]:
         """The kinds of corruption that were measured."""
-        found: dict[str, None] = {}
-        for group in self.groups:
-            found.update(dict.fromkeys(group.nested_keys("corruption")))
-        return list(found)
+        return self.keys("corruption")
 
     @cached_property
     def pooled(self) -> bool:
         """Whether numbers under corruption are of the samples of all kinds together."""
-        rows = [r for g in self.groups for r in g.rows.values() if dig(r, "corruption")]
-        return bool(rows) and all(dig(r, "corruption_pooled") for r in rows)
-
-    @cached_property
-    def corrupted(self) -> int:
-        """Examples of one severity, of all kinds together; 0 where the rows do not say."""
-        rows = (row for group in self.groups for row in group.rows.values())
-        found = [dig(row, "corruption_pooled", s, "n") for row in rows for s in self.severities]
-        return int(max((finite(n) or 0.0 for n in found), default=0.0))
+        return bool(self.keys("corruption_pooled"))
 
     @cached_property
     def severities(self) -> list[str]:
         """The severities of corruption that were measured, mildest first."""
-        found = {
-            severity
-            for group in self.groups
-            for kind in group.nested_keys("corruption")
-            for severity in group.nested_keys("corruption", kind)
-            if severity.isdecimal() and severity != "0"
-        }
-        return sorted(found, key=int)
+        found = {level for kind in self.kinds for level in self.keys("corruption", kind)}
+        return sorted((s for s in found if s.isdecimal() and s != "0"), key=int)
 
     @cached_property
     def ood(self) -> dict[str, list[str]]:
         """The OOD sets that were measured, and the scores of each."""
-        found: dict[str, dict[str, None]] = {}
-        for group in self.groups:
-            for name in group.nested_keys("ood"):
-                found.setdefault(name, {}).update(dict.fromkeys(group.nested_keys("ood", name)))
-        return {name: list(scores) for name, scores in found.items() if scores}
-
-    def quoted_score(self, name: str) -> str:
-        """The score by which sentences quote the OOD set ``name``: the usual ones first."""
-        known = self.ood[name]
-        return next((score for score in _USUAL_SCORES if score in known), known[0])
-
-    @property
-    def samples(self) -> list[int]:
-        """The numbers of evaluated samples that occur in the rows."""
-        found = {finite(row.get("n")) for group in self.groups for row in group.rows.values()}
-        return sorted(int(n) for n in found if n is not None)
+        found = {name: self.keys("ood", name) for name in self.keys("ood")}
+        return {name: scores for name, scores in found.items() if scores}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from sigmanens.lab.report import naming
-from sigmanens.lab.report.study import Group, Stat, Study, dig, finite
-
-__all__ = ["Cell", "Table", "bounded", "choice", "failures", "ood", "results", "seeds"]
+from sigmanens.lab.report.study import Group, Stat, Study
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class Cell:
         if not isinstance(value, Stat):
             return cls(naming.number(value, digits), value, **more)
         each = [f"seed {seed}: {naming.number(v, digits)}" for seed, v in value.by_seed.items()]
-        text = naming.number(value.mean, digits)
-        if value.sd is not None:
-            text = f"{text} ± {naming.number(value.sd, digits)}"
-        return cls(text, value.mean, value.sd, "\n".join(each), **more)
+        hint = "\n".join(each) if len(each) > 1 else ""
+        return cls(value.text(digits), value.mean, value.sd, hint, **more)
 
 
 @dataclass(frozen=True)
@@ -57,127 +55,144 @@ class Table:
     meaning: Mapping[str, str] = field(default_factory=dict)
 
 
-_COLUMNS: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
-    ("accuracy", ("accuracy",), 3, "fraction of the samples labelled rightly"),
-    ("NLL", ("nll",), 3, "mean negative log likelihood in nats; lower is better"),
-    ("NLL scaled", ("nll_calibrated",), 3, "NLL after one temperature fitted on held-out data"),
-    ("ECE", ("ece",), 3, "expected calibration error, 15 bins; lower is better"),
-    ("ECE scaled", ("ece_calibrated",), 3, "ECE after the same temperature"),
-    ("ECE debiased", ("ece_debiased",), 3, "ECE less what sampling noise alone would show"),
-    ("Brier", ("brier",), 3, "squared distance of the probabilities from the label"),
-    ("temperature", ("temperature",), 2, "the fitted temperature; above 1 means over-confident"),
-    ("member accuracy", ("member_accuracy",), 3, "mean accuracy of the members, each alone"),
-    ("member NLL", ("member_nll",), 3, "mean NLL of the members, each alone"),
-    ("disagreement", ("disagreement",), 3, "fraction of samples two members label differently"),
-    ("Jensen gap", ("jensen_gap",), 3, "member NLL − NLL of the averaged prediction, in nats"),
-    ("pairwise KL", ("pairwise_kl",), 3, "mean KL divergence between two members, in nats"),
-    ("modulation", ("modulation",), 3, "mutual information of label and member, in nats"),
-    ("cosine", ("cosine",), 3, "mean cosine between two members' scales"),
-    ("training s", ("train_seconds",), 1, "seconds of training"),
-)
-_DETAILS = ("pairwise KL", "modulation", "member NLL", "Brier", "ECE debiased")
-"""Columns of the table by seed that the main table leaves out."""
+@dataclass(frozen=True)
+class Column:
+    """A column of a table by group; ``tint`` turns its values into heats, ``band`` stands above."""
+
+    head: str
+    cell: Callable[[Group], Cell]
+    meaning: str = ""
+    tint: Callable[[list[Any]], list[float | None]] | None = None
+    band: str = ""
 
 
-def results(study: Study, linked: bool = False) -> Table:
-    """One line per method: means over seeds, parameters beside one network.
+def by_group(
+    study: Study,
+    caption: str,
+    columns: Iterable[Column],
+    groups: Sequence[Group] | None = None,
+    *,
+    first: str = "method",
+    linked: bool = False,
+) -> Table | None:
+    """One line per group, without the columns that were measured in none; None without any.
 
     ``linked``: the names lead to the details of their runs.
     """
-    columns = [
-        column
-        for column in _COLUMNS
-        if column[0] not in _DETAILS and any(g.stat(*column[1]).by_seed for g in study.groups)
-    ]
-    priced = any(group.stat("params").by_seed for group in study.groups)
-    rows = []
-    for group in study.groups:
-        params = group.stat("params").mean
-        multiple = study.multiple(group).removesuffix(" ×")
-        cost = [
-            Cell(_count(params), params),
-            Cell(f"{multiple} ×" if multiple else "–", float(multiple) if multiple else None),
-        ]
-        run = group.key if linked else ""
-        mark = "chosen" if study.was_chosen(group) else ""
-        rows.append(
-            [
-                Cell.of(group.label, group=group, mark=mark, run=run),
-                *(cost if priced else ()),
-                *(Cell.of(group.stat(*path), digits) for _, path, digits, _ in columns),
-                Cell(str(len(group.rows)), float(len(group.rows))),
-            ]
+    shown = study.groups if groups is None else groups
+    found = [(c, [c.cell(group) for group in shown]) for c in columns]
+    found = [(c, cells) for c, cells in found if any(cell.value is not None for cell in cells)]
+    if not found:
+        return None
+    tinted = []
+    for column, cells in found:
+        heats = column.tint([cell.value for cell in cells]) if column.tint else [None] * len(cells)
+        tinted.append([replace(cell, heat=heat) for cell, heat in zip(cells, heats, strict=True)])
+    names = [
+        Cell.of(
+            group.label,
+            group=group,
+            mark="chosen" if study.was_chosen(group) else "",
+            run=group.key if linked else "",
         )
-    costs = ("parameters", "× one")
+        for group in shown
+    ]
+    bands = [(band, len(list(same))) for band, same in groupby(c.band for c, _ in found)]
     return Table(
-        f"Results on the {study.split} data",
-        ["method", *(costs if priced else ()), *(column[0] for column in columns), "seeds"],
-        rows,
-        meaning={
-            **({"× one": "parameters as a multiple of one network's"} if priced else {}),
-            **{column[0]: column[3] for column in columns},
-        },
+        caption,
+        [first, *(column.head for column, _ in found)],
+        list(zip(names, *tinted, strict=True)),
+        bands=[("", 1), *bands] if any(band for band, _ in bands) else (),
+        meaning={column.head: column.meaning for column, _ in found if column.meaning},
     )
 
 
-def seeds(study: Study) -> Table:
+_MAIN = (
+    ("accuracy", "accuracy", 3, "fraction of the samples labelled rightly"),
+    ("NLL", "nll", 3, "mean negative log likelihood in nats; lower is better"),
+    ("NLL scaled", "nll_calibrated", 3, "NLL after one temperature fitted on held-out data"),
+    ("ECE", "ece", 3, "expected calibration error, 15 bins; lower is better"),
+    ("ECE scaled", "ece_calibrated", 3, "ECE after the same temperature"),
+    ("temperature", "temperature", 2, "the fitted temperature; above 1 means over-confident"),
+    ("member accuracy", "member_accuracy", 3, "mean accuracy of the members, each alone"),
+    ("disagreement", "disagreement", 3, "fraction of samples two members label differently"),
+    ("Jensen gap", "jensen_gap", 3, "member NLL − NLL of the averaged prediction, in nats"),
+    ("cosine", "cosine", 3, "mean cosine between two members' scales"),
+    ("training s", "train_seconds", 1, "seconds of training"),
+)
+_DETAILS = (
+    ("ECE debiased", "ece_debiased", 3, "ECE less what sampling noise alone would show"),
+    ("Brier", "brier", 3, "squared distance of the probabilities from the label"),
+    ("member NLL", "member_nll", 3, "mean NLL of the members, each alone"),
+    ("pairwise KL", "pairwise_kl", 3, "mean KL divergence between two members, in nats"),
+    ("modulation", "modulation", 3, "mutual information of label and member, in nats"),
+)
+"""Columns of the table by seed that the main table leaves out."""
+
+
+def _columns(specs: Iterable[tuple[str, str, int, str]], *within: str) -> list[Column]:
+    """Columns of (head, key, digits, meaning), whose keys lie ``within`` mappings of a row."""
+    return [
+        Column(head, partial(_cell, (*within, key), digits), meaning)
+        for head, key, digits, meaning in specs
+    ]
+
+
+def _cell(path: tuple[str, ...], digits: int, group: Group) -> Cell:
+    return Cell.of(group.stat(*path), digits)
+
+
+def results(study: Study, linked: bool = False) -> Table | None:
+    """One line per method: means over seeds, parameters beside one network."""
+    columns = (
+        Column("parameters", lambda g: _count(g.stat("params").mean)),
+        Column(
+            "× one",
+            lambda g: Cell(naming.times(study.multiple(g)) or "–", study.multiple(g)),
+            "parameters as a multiple of one network's",
+        ),
+        *_columns(_MAIN),
+        Column("seeds", lambda g: Cell.of(len(g.rows), 0)),
+    )
+    return by_group(study, f"Results on the {study.split} data", columns, linked=linked)
+
+
+def seeds(study: Study) -> Table | None:
     """One line per method and seed, with the bootstrap intervals where there are any."""
-    rows = [(group, seed, row) for group in study.groups for seed, row in group.rows.items()]
-    columns = [c for c in _COLUMNS if any(finite(dig(row, *c[1])) is not None for *_, row in rows)]
-    return Table(
-        "One line per method and seed",
-        ["method", "seed", "n", *(column[0] for column in columns)],
-        [
-            [
-                Cell.of(group.label, group=group),
-                Cell(str(seed), float(seed) if isinstance(seed, int) else seed),
-                Cell(_whole(row.get("n")), finite(row.get("n"))),
-                *(_with_interval(row, path, digits) for _, path, digits, _ in columns),
-            ]
-            for group, seed, row in rows
-        ],
+    alone = [replace(g, rows={seed: row}) for g in study.groups for seed, row in g.rows.items()]
+    columns = (
+        Column("seed", lambda g: Cell.of(str(next(iter(g.rows))))),
+        Column("n", lambda g: Cell.of(g.stat("n").mean, 0)),
+        *_columns((*_MAIN, *_DETAILS)),
     )
+    return by_group(study, "One line per method and seed", columns, alone)
 
 
 def ood(study: Study) -> Table | None:
     """AUROC per OOD set and score, tinted from chance (0.5) to perfect (1)."""
+
+    def tint(means: list[Any]) -> list[float | None]:
+        return [None if m is None else min(1.0, max(0.0, 2 * m - 1)) ** 3 for m in means]
+
     sets = [(name, score) for name, scores in study.ood.items() for score in scores]
     shown = [g for g in study.groups if any(g.stat("ood", *pair).by_seed for pair in sets)]
-    if not shown:
-        return None
-    rows = []
-    for group in shown:
-        mark = "chosen" if study.was_chosen(group) else ""
-        cells = [Cell.of(group.label, group=group, mark=mark)]
-        for pair in sets:
-            stat = group.stat("ood", *pair)
-            heat = None if stat.mean is None else min(1.0, max(0.0, 2 * stat.mean - 1)) ** 3
-            cells.append(Cell.of(stat, heat=heat))
-        rows.append(cells)
-    return Table(
-        "AUROC of telling OOD samples from test samples",
-        ["method", *(naming.words(score) for _, score in sets)],
-        rows,
-        bands=[("", 1), *((naming.words(name), len(scores)) for name, scores in study.ood.items())],
-    )
+    columns = [
+        Column(
+            naming.words(score), partial(_cell, ("ood", name, score), 3), "", tint,
+            naming.words(name),
+        )
+        for name, score in sets
+    ]  # fmt: skip
+    return by_group(study, "AUROC of telling OOD samples from test samples", columns, shown)
 
 
 def choice(study: Study) -> Table | None:
     """The validation numbers of every σN-Ens: what the choice was made from."""
-    keys = [c for c in _COLUMNS if any(g.stat("validation", *c[1]).by_seed for g in study.sigma)]
-    if not keys or len(study.sigma) < 2:
+    if len(study.sigma) < 2:
         return None
-    return Table(
-        "Validation numbers of the candidates",
-        ["candidate", *(column[0] for column in keys)],
-        [
-            [
-                Cell.of(group.label, group=group, mark="chosen" if study.was_chosen(group) else ""),
-                *(Cell.of(group.stat("validation", *path), digits) for _, path, digits, _ in keys),
-            ]
-            for group in study.sigma
-        ],
-    )
+    columns = _columns((*_MAIN, *_DETAILS), "validation")
+    caption = "Validation numbers of the candidates"
+    return by_group(study, caption, columns, study.sigma, first="candidate")
 
 
 def failures(study: Study) -> Table | None:
@@ -185,34 +200,13 @@ def failures(study: Study) -> Table | None:
     found = study.metrics.get("failures")
     if not isinstance(found, Mapping) or not found:
         return None
-    return Table(
-        "Trainings that failed",
-        ["training", "reason"],
-        [[Cell.of(str(key)), Cell.of(str(reason))] for key, reason in found.items()],
-    )
+    rows = [[Cell.of(str(key)), Cell.of(str(reason))] for key, reason in found.items()]
+    return Table("Trainings that failed", ["training", "reason"], rows)
 
 
-def _with_interval(row: Mapping[str, Any], path: tuple[str, ...], digits: int) -> Cell:
-    return bounded(finite(dig(row, *path)), dig(row, "intervals", *path), digits)
-
-
-def bounded(value: float | None, bounds: Any, digits: int = 3) -> Cell:
-    """A number with the ends of its interval, where there are any."""
-    if value is None or not isinstance(bounds, Sequence) or len(bounds) != 2:
-        return Cell.of(value, digits)
-    low, high = (naming.number(finite(bound), digits) for bound in bounds)
-    return Cell(f"{naming.number(value, digits)} [{low}, {high}]", value)
-
-
-def _count(value: float | None) -> str:
+def _count(value: float | None) -> Cell:
     """A number of parameters: 812, 81.1 k, 11.20 M."""
-    if value is None:
-        return "–"
-    if value >= 1e6:
-        return f"{value / 1e6:.2f} M"
-    return f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
-
-
-def _whole(value: Any) -> str:
-    number = finite(value)
-    return "–" if number is None else f"{number:,.0f}"
+    for size, letter, digits in ((1e6, " M", 2), (1e3, " k", 1)):
+        if value is not None and value >= size:
+            return Cell(f"{value / size:.{digits}f}{letter}", value)
+    return Cell.of(value, 0)
