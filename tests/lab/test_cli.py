@@ -26,8 +26,7 @@ from sigmanens.lab import demo, pipeline
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench import work
 from sigmanens.lab.cli import main
-from sigmanens.lab.config import TrainConfig
-from sigmanens.lab.demo_config import DemoConfig
+from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.runs import read_config, read_metrics
 
 
@@ -130,7 +129,7 @@ def test_wrong_key_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["train", "--out", "run"], "data.source is missing"),
         (["train", "--out", "run", "--data.source", "x", "--controls=[deep]"], "names 'deep'"),
-        (["demo", "--out", "run", "--taus=[0.1,0.1]"], "taus is 0.1, 0.1"),
+        (["demo", "--out", "run", "--taus=[0.1,0.1]"], "taus is [0.1, 0.1]"),
         (["demo", "--out", "run", "--train", "1790"], "train=1790"),
     ],
 )
@@ -283,7 +282,8 @@ def test_evaluate_prints_json_and_nothing_else(
 def test_export_gives_what_leaves_as_files(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ensemble, config, example = pipeline.load_trained(trained)
+    ensemble, shop = pipeline.load_run(trained)
+    config, example = shop.config, shop.material.data.test.images[:4]
     plain = tmp_path / "member.safetensors"
     assert main(["export", str(trained), "--out", str(plain), "--format", "member:1"]) == 0
     assert plain.name in capsys.readouterr().out
@@ -347,7 +347,6 @@ def test_ctrl_c(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "train_network", interrupt)
     monkeypatch.setattr(work, "train_network", interrupt)
     options = {
         "train": ["--config", str(root / "config.yaml")],

@@ -25,8 +25,8 @@ from sigmanens.lab.bench.material import load_material
 from sigmanens.lab.bench.measure import prediction_name
 from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.bench.work import Workshop
+from sigmanens.lab.config import DemoConfig
 from sigmanens.lab.demo import demo_study, run_demo
-from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.runs import read_config, read_metrics
 
 TINY = DemoConfig(members=2, taus=(0.5,), train=60, epochs=2, width=4, seeds=1, workers=1)

@@ -12,26 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from safetensors.torch import load_file
-from safetensors.torch import save as save_tensors
-from torch import Tensor
 
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import RunError
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
+from sigmanens.lab.bench.gather import collect
 from sigmanens.lab.bench.runner import run_bench
+from sigmanens.lab.bench.trials import trials_of
 from sigmanens.lab.config import (
     DataConfig,
+    DemoConfig,
     DiversityConfig,
     ModelConfig,
     Recipe,
 )
-from sigmanens.lab.demo_config import DemoConfig
 from sigmanens.lab.digits import digits_sets
 from sigmanens.lab.runs import RUN_FILES
-from sigmanens.saving.checkpoint import write_atomic
-
-__all__ = ["demo_study", "run_demo"]
 
 
 def demo_study(config: DemoConfig) -> BenchConfig:
@@ -72,27 +68,21 @@ def run_demo(
     config.check()
     digits_sets(train=config.train)  # refuses a size at once
     free = not out.exists() or not any((out / name).exists() for name in RUN_FILES)
+    study = demo_study(config)
     try:
-        metrics = run_bench(demo_study(config), out, command=command, console=console)
+        metrics = run_bench(study, out, command=command, console=console)
         if metrics["failures"]:
             key, reason = next(iter(metrics["failures"].items()))
             raise RunError(f"{key} failed: {reason}")
-        _collect(out)
+        collect(
+            {t: out / "trials" / t.key for t in trials_of(study)}, out / "predictions.safetensors"
+        )
+        shutil.rmtree(out / "trials")
     except BaseException:
         if free:
             _remove(out)
         raise
     return metrics
-
-
-def _collect(out: Path) -> None:
-    """One file of predictions in the place of a folder for each training."""
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(out.glob("trials/*/predictions.safetensors")):
-        seed = path.parent.name.rpartition("-")[2]
-        tensors |= {f"{seed}.{name}": tensor for name, tensor in load_file(path).items()}
-    write_atomic(out / "predictions.safetensors", save_tensors(tensors))
-    shutil.rmtree(out / "trials")
 
 
 def _remove(out: Path) -> None:

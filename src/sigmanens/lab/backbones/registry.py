@@ -12,11 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones.cifar_resnet import cifar_resnet
+from sigmanens.errors import ConfigError, DataError
+from sigmanens.lab.backbones.cifar_resnet import cifar_resnet, digits_net
 from sigmanens.lab.backbones.efficientnet_lite import LITE0_CLASSES, efficientnet_lite0
 from sigmanens.lab.backbones.resnet import resnet18, resnet50
-from sigmanens.lab.backbones.small import digits_net
 from sigmanens.lab.backbones.tokens import token_classifier
 from sigmanens.lab.backbones.wide_resnet import wrn28_10
 from sigmanens.lab.plugins import imported, is_import
@@ -128,6 +127,8 @@ def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         return timm.create_model(model, pretrained=pretrained, **kwargs)
     except TypeError as error:
         raise ConfigError(f"timm/{model} was built with a wrong argument: {error}.") from error
+    except (OSError, RuntimeError) as error:
+        raise _unloaded(f"timm/{model}", error) from error
 
 
 def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -148,6 +149,17 @@ def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> n
         raise ConfigError(
             f"torchvision/{model} was built with a wrong argument: {error}"
         ) from error
+    except (OSError, RuntimeError) as error:
+        raise _unloaded(f"torchvision/{model}", error) from error
+
+
+def _unloaded(name: str, error: Exception) -> DataError:
+    """What is said of weights that are not there, not reached or not whole."""
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return DataError(
+        f"the weights of {name} cannot be loaded: {reason} Is the network reachable? A file of "
+        "weights is given as model.weights"
+    )
 
 
 def _torchvision_classes(model: str) -> int | None:

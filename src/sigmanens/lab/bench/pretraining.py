@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sigmanens.baselines import SeparateNetworks
@@ -18,11 +17,9 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_base_pictures
+from sigmanens.lab.runs import write_tensors
 from sigmanens.lab.training import train_network
-from sigmanens.saving.checkpoint import write_atomic
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = ["Base", "build_base", "train_base"]
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,8 @@ def train_base(
         SeparateNetworks([network]), data, config.pretrain.recipe, EnsembleLoss(),
         seed=config.pretrain.seed, folder=folder / "training", advance=advance,
     )  # fmt: skip
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     told = {"seconds": done.seconds, "history": done.history, "train": len(data.labels)}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save_tensors(tensors, {"training": json.dumps(told)}))
+    write_tensors(path, network.state_dict(), {"training": json.dumps(told)})
     shutil.rmtree(folder / "training", ignore_errors=True)
     return Base(path, **told)  # type: ignore[arg-type]
 

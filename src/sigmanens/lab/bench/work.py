@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import nn
 
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
@@ -21,11 +20,9 @@ from sigmanens.lab.backbones import build_backbone, load_weights
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.runs import write_tensors
 from sigmanens.lab.training import TrainingResult, drawn, train_network
-from sigmanens.saving.checkpoint import write_atomic
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = ["Workshop"]
 
 
 class Workshop:
@@ -129,10 +126,8 @@ class Workshop:
         done = self._train(network, index, name, diversity, cost)
         network.to(self.device)  # from where Lightning has taken it
         if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            tensors = _plain(network.state_dict())
             told = json.dumps({"seconds": done.seconds, "history": done.history})
-            write_atomic(kept, save_tensors(tensors, {"training": told}))
+            write_tensors(kept, network.state_dict(), {"training": told})
         return done
 
     def _train(
@@ -153,11 +148,6 @@ class Workshop:
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )
-
-
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as a file holds them: on the CPU, in the usual memory format, none shared."""
-    return {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}
 
 
 def _load_trained(network: nn.Module, path: Path) -> TrainingResult:
