@@ -22,11 +22,12 @@ from tests.lab.pictures import write_digits, write_noise
 
 import sigmanens
 from sigmanens.errors import RunError
-from sigmanens.lab import demo, pipeline
+from sigmanens.lab import pipeline
 from sigmanens.lab.backbones import build_backbone
-from sigmanens.lab.bench import work
+from sigmanens.lab.bench import runner, work
 from sigmanens.lab.cli import main
 from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.demo import demo_study
 from sigmanens.lab.runs import read_config, read_metrics
 
 
@@ -152,7 +153,6 @@ def test_values_nothing_can_be_done_with_are_wrong_usage(
     [
         (["--data.source", "./gone"], "There is no data folder ./gone"),
         (["--model.weights", "gone.pt"], "There is no weight file gone.pt"),
-        (["--data.train_split", "training"], "no split 'training'"),
         (["--ensemble.head_name", "top"], "head_name='top' is no module"),
     ],
 )
@@ -236,13 +236,14 @@ def test_printed_configurations_work_as_files(
         raise RunError("seen")
 
     monkeypatch.setattr(pipeline, "train_run", keep)
-    monkeypatch.setattr(demo, "run_demo", keep)
+    monkeypatch.setattr(runner, "run_bench", keep)
     assert main([command, "--config", str(tmp_path / "printed.yaml"), "--out", "run"]) == 1
     expected = kind()
     if command == "train":
         expected.data.source, expected.recipe.lr = "./here", 1e-3
     else:
         expected.train = 99
+        expected = demo_study(expected)
     assert given == [expected, Path("run")]
 
 
@@ -354,8 +355,7 @@ def test_ctrl_c(
     }
     assert main([command, *options[command], "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == f"\nsigmanens {command}: interrupted\n"
-    left = {p.name for p in tmp_path.rglob("*")}
-    assert left == ({"run", "config.yaml"} if command == "train" else set())
+    assert {p.name for p in tmp_path.rglob("*")} == {"run", "config.yaml"}
 
 
 def test_a_reason_of_several_lines_becomes_one(

@@ -28,6 +28,7 @@ from sigmanens.lab.config import (
     Recipe,
     TrainConfig,
 )
+from sigmanens.lab.demo import demo_study
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = TrainConfig(
@@ -173,11 +174,9 @@ def test_a_control_without_a_penalty_is_an_ensemble_without_one() -> None:
         ({"workers": 0}, "workers is 0"),
     ],
 )
-def test_sizes_of_the_demo(tmp_path: Path, values: dict[str, Any], message: str) -> None:
-    demo = pytest.importorskip("sigmanens.lab.demo")
+def test_sizes_of_the_demo(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        demo.run_demo(DemoConfig(**values), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        demo_study(DemoConfig(**values)).check()
 
 
 def test_configurations_load_without_the_large_libraries() -> None:

@@ -41,6 +41,7 @@ from sigmanens.evaluation import metrics
 from sigmanens.lab import pipeline
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench import work
+from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.config import (
     DataConfig,
     DiversityConfig,
@@ -208,33 +209,27 @@ def test_numbers_of_a_control_are_those_of_a_training_by_hand(scratch: Done, fol
     assert row["accuracy"] == pytest.approx(metrics.accuracy(log_p, test.labels))
     assert row["nll"] == pytest.approx(metrics.nll(log_p, test.labels), rel=1e-5)
     stored = load_file(scratch.folder / "predictions.safetensors")
-    assert torch.equal(stored["seed3.labels"], test.labels)
-    assert torch.equal(stored["seed3.validation_labels"], held_out.labels)
-    torch.testing.assert_close(stored["seed3.single_m1.member_log_probs"][0], log_p)
+    assert torch.equal(stored["labels"], test.labels)
+    assert torch.equal(stored["validation_labels"], held_out.labels)
+    torch.testing.assert_close(stored["single_m1.member_log_probs"][0], log_p)
     methods = "single_m1", "single_temperature_m1", "sigmanens_lambda0_m2", "sigmanens_m2_tau0.5"
     kept = ("member_log_probs", "validation_member_log_probs")
-    assert stored.keys() == {f"seed3.{m}.{k}" for m in methods for k in kept} | {
-        "seed3.labels", "seed3.validation_labels",
+    assert stored.keys() == {f"{m}.{k}" for m in methods for k in kept} | {
+        "labels", "validation_labels",
     }  # fmt: skip
 
 
-def test_a_run_can_be_repeated(scratch: Done, tmp_path: Path) -> None:
+def test_a_run_can_be_repeated_with_other_controls(scratch: Done, tmp_path: Path) -> None:
     torch.manual_seed(77)
-    again = run(scratch.config, tmp_path / "again")
-    assert without_times(again.metrics["rows"]) == without_times(scratch.metrics["rows"])
-    assert again.metrics["histories"] == scratch.metrics["histories"]
-    other = copy.deepcopy(scratch.config)
-    other.seed, other.controls = 4, []
-    found = run(other, tmp_path / "other").rows["sigmanens"]
-    assert found["nll"] != scratch.rows["sigmanens"]["nll"]
-
-
-def test_controls_do_not_change_the_ensemble(scratch: Done, tmp_path: Path) -> None:
     config = copy.deepcopy(scratch.config)
     config.controls = []
     alone = run(config, tmp_path / "alone")
     assert without_times(alone.metrics["rows"]) == without_times(scratch.metrics["rows"])[-1:]
+    assert alone.metrics["histories"] == scratch.metrics["histories"][-1:]
     assert load_run(alone.folder)[0].report.init == "normal"
+    config.seed = 4
+    found = run(config, tmp_path / "other").rows["sigmanens"]
+    assert found["nll"] != scratch.rows["sigmanens"]["nll"]
 
 
 def test_evaluating_a_run_gives_its_numbers(pretrained: Done) -> None:
@@ -260,7 +255,7 @@ def test_a_run_loads_as_an_ensemble(scratch: Done, folders: Path) -> None:
     found = ensemble.predict(test.normalized())
     stored = load_file(scratch.folder / "predictions.safetensors")
     torch.testing.assert_close(
-        found.member_log_probs, stored["seed3.sigmanens_m2_tau0.5.member_log_probs"]
+        found.member_log_probs, stored["sigmanens_m2_tau0.5.member_log_probs"]
     )
     row = scratch.rows["sigmanens"]
     assert float(ensemble.temperature) == pytest.approx(row["temperature"])
@@ -272,7 +267,7 @@ def test_a_run_loads_as_an_ensemble(scratch: Done, folders: Path) -> None:
 def test_the_first_members_can_be_evaluated(scratch: Done) -> None:
     (row,) = evaluate_run(scratch.folder, members=1)["rows"]
     stored = load_file(scratch.folder / "predictions.safetensors")
-    first, labels = stored["seed3.sigmanens_m2_tau0.5.member_log_probs"][0], stored["seed3.labels"]
+    first, labels = stored["sigmanens_m2_tau0.5.member_log_probs"][0], stored["labels"]
     assert (row["members"], row["disagreement"], row["cosine"]) == (1, 0, None)
     assert row["nll"] == pytest.approx(metrics.nll(first, labels), rel=1e-5)
     for members in (0, 3):
@@ -350,31 +345,25 @@ def test_a_validation_split_is_used_and_test_is_whole(folders: Path, tmp_path: P
     assert done.rows["sigmanens"]["ood"] == {}
     stored = load_file(done.folder / "predictions.safetensors")
     assert torch.equal(
-        stored["seed3.validation_labels"], load_images(folders / "digits", "validation").labels
+        stored["validation_labels"], load_images(folders / "digits", "validation").labels
     )
-    held_out = log_mean_exp(stored["seed3.sigmanens_m2_tau0.5.validation_member_log_probs"])
+    held_out = log_mean_exp(stored["sigmanens_m2_tau0.5.validation_member_log_probs"])
     assert done.rows["sigmanens"]["validation"]["nll"] == pytest.approx(
-        metrics.nll(held_out, stored["seed3.validation_labels"]), rel=1e-5
+        metrics.nll(held_out, stored["validation_labels"]), rel=1e-5
     )
 
 
-@pytest.mark.parametrize(
-    ("ensemble", "method", "members"),
-    [
-        (ConversionConfig(members=2), "sigmanens_lambda0", 2),
-        (ConversionConfig(members=1), "sigmanens_lambda0", 1),
-        (ConversionConfig(members=2, scale="linear", shift=True), "film", 2),
-    ],
-)
 def test_an_ensemble_without_a_penalty_is_named_for_what_it_is(
-    folders: Path, tmp_path: Path, ensemble: ConversionConfig, method: str, members: int
+    folders: Path, tmp_path: Path
 ) -> None:
-    config = configuration(folders, ensemble=ensemble)
-    config.diversity.weight = 0.0
-    config.recipe.epochs = 1
+    config = configuration(folders, ensemble=ConversionConfig(2, scale="linear", shift=True))
+    config.diversity.weight, config.recipe.epochs = 0.0, 1
     (row,) = run(config, tmp_path / "run").metrics["rows"]
-    assert (row["method"], row["members"]) == (method, members)
-    assert (row["tau"], row["weight"]) == (None, None)
+    assert (row["method"], row["members"], row["tau"], row["weight"]) == ("film", 2, None, None)
+    config.ensemble = ConversionConfig(members=2)
+    assert pipeline._ensemble_trial(config) == Trial(3, "sigmanens_lambda0", 2)
+    config.ensemble, config.diversity.weight = ConversionConfig(members=1), 0.1
+    assert pipeline._ensemble_trial(config) == Trial(3, "sigmanens_lambda0", 1)
 
 
 def test_threads_are_set(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,7 +543,7 @@ def test_real_cifar10_with_a_pretrained_resnet20(shared: Path, tmp_path: Path) -
     config = TrainConfig(
         data=DataConfig(
             source=str(tmp_path / "cifar10"), mean=[0.485, 0.456, 0.406],
-            std=[0.229, 0.224, 0.225],
+            std=[0.229, 0.224, 0.225], limit=64,
         ),
         model=ModelConfig(
             "resnet20", weights=str(shared / "weights" / "resnet20_cifar10.safetensors")

@@ -37,11 +37,12 @@ _TRAINED = "folder of a finished run of 'sigmanens train'"
 
 def demo(config: Namespace, command: str) -> None:
     """Train and compare one network, four networks and σN-Ens on digits, and write a report."""
-    from sigmanens.lab.demo import run_demo
+    from sigmanens.lab.demo import demo_study
 
-    values = {k: v for k, v in vars(config).items() if k not in ("config", "out")}
+    keys = {f.name for f in fields(DemoConfig)}
+    values = {k: v for k, v in vars(config).items() if k in keys}
     values["taus"] = tuple(values["taus"])
-    _tell(run_demo(DemoConfig(**values), Path(config.out), command=command), Path(config.out))
+    _run_study(demo_study(DemoConfig(**values)), Path(config.out), command, resume=config.resume)
 
 
 def _tell(metrics: dict[str, Any], out: Path) -> None:
@@ -126,16 +127,13 @@ def _plain(config: Namespace) -> dict[str, Any]:
 
 
 def _study(config: Namespace, command: str, given: BenchConfig) -> None:
-    """Run a study, or print what it would cost."""
-    from rich.console import Console
-
-    from sigmanens.lab.bench.runner import run_bench
-
-    console = Console()
+    """Run a study as its options say, or print what it would cost."""
     if config.dry_run:
+        from rich.console import Console
+
         from sigmanens.lab.bench.cost import cost_table
 
-        console.print(cost_table(given))
+        Console().print(cost_table(given))
         return
     if config.out is None:
         raise ConfigError("--out DIR is missing: the folder for the study, new or empty")
@@ -144,11 +142,17 @@ def _study(config: Namespace, command: str, given: BenchConfig) -> None:
         from sigmanens.lab.bench.cluster import ray_execute
 
         execute = ray_execute(None if config.ray == "local" else config.ray, given.workers)
-    out = Path(config.out)
-    metrics = run_bench(
-        given, out, resume=config.resume, remeasure=config.remeasure, command=command,
-        console=console, execute=execute,
+    _run_study(
+        given, Path(config.out), command, resume=config.resume, remeasure=config.remeasure,
+        execute=execute,
     )  # fmt: skip
+
+
+def _run_study(given: BenchConfig, out: Path, command: str, **options: Any) -> None:
+    """Run a study, and say what it shows and what failed."""
+    from sigmanens.lab.bench.runner import run_bench
+
+    metrics = run_bench(given, out, command=command, **options)
     _tell(metrics, out)
     failed = metrics["failures"]
     if failed:
@@ -218,6 +222,7 @@ def _parser() -> ArgumentParser:
     sub = add(demo, "--out DIR [options]")
     sub.add_argument("--config", action="config", help=_FILE)
     sub.add_argument("--out", type=str, required=True, help="folder for the run, new or empty")
+    sub.add_argument("--resume", action="store_true", help="continue an interrupted run")
     sub.add_class_arguments(DemoConfig)
 
     named = f"--recipe NAME stands for the YAML file of one of: {', '.join(RECIPES)}."

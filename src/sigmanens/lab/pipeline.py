@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
 
 import sigmanens
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
 from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig, Variant
-from sigmanens.lab.bench.gather import collect, gather
+from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import check_trained_head, load_material, unread
 from sigmanens.lab.bench.measure import measure_outcome
 from sigmanens.lab.bench.methods import Outcome, builder_of
@@ -30,7 +32,7 @@ from sigmanens.lab.config import TrainConfig
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
 from sigmanens.lab.rows import member_logits
-from sigmanens.lab.runs import Run, environment, read_config, read_metrics
+from sigmanens.lab.runs import Run, environment, read_config, read_metrics, write_tensors
 
 _OWN_HEAD = "fresh_head"
 """The variant of one network whose head is like a member's under ``head="fresh"``."""
@@ -106,7 +108,10 @@ def train_run(
     ensemble.temperature.fill_(metrics["rows"][-1]["temperature"])
     size = ensemble.save_pretrained(run.path("checkpoint")).stat().st_size
     metrics |= {"environment": environment(), "checkpoint_bytes": size, "choice": None}
-    collect(finished, run.path("predictions.safetensors"))
+    tensors: dict[str, Tensor] = {}
+    for folder in finished.values():
+        tensors |= load_file(folder / "predictions.safetensors")
+    write_tensors(run.path("predictions.safetensors"), tensors)
     write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
     shutil.rmtree(run.path("training"), ignore_errors=True)
@@ -202,6 +207,7 @@ def evaluate_run(folder: Path, *, members: int | None = None, command: str = "")
     """
     stored = read_metrics(folder)
     ensemble, shop = load_run(folder)
+    ensemble.to(shop.device)
     of_all = ("cosine", "owners", "owners_by_layer", "saturation", "multiply_adds")
     fewer = {} if members is None else {"members": members} | dict.fromkeys(of_all)
     logits = member_logits(ensemble, members=members)

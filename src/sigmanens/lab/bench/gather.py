@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.lab.bench.config import BenchConfig
@@ -18,7 +17,7 @@ from sigmanens.lab.bench.trials import Trial
 from sigmanens.lab.differences import Load, Row, Samples, differences
 from sigmanens.lab.findings import ONE_RUN, add_findings
 from sigmanens.lab.plain import to_json
-from sigmanens.lab.runs import environment, write_tensors
+from sigmanens.lab.runs import environment
 
 _CRITERION = "validation nll_calibrated"
 
@@ -66,16 +65,6 @@ def gather(
             "failures": dict(failures),
         }
     )
-
-
-def collect(finished: Mapping[Trial, Path], target: Path) -> None:
-    """Make one file of the trainings' predictions; names begin with the seed, as in "seed0."."""
-    tensors = {
-        f"seed{trial.seed}.{name}": tensor
-        for trial, folder in finished.items()
-        for name, tensor in load_file(folder / "predictions.safetensors").items()
-    }
-    write_tensors(target, tensors)
 
 
 def _samples_in(finished: Mapping[Trial, Path]) -> Load:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones import registry
+from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.corrupted import (
     corruption_names,
@@ -119,7 +119,13 @@ def check_trained_head(
     model = config.model
     if not config.pretrained or model.weights or config.pretrain:
         return  # a file that does not fit is refused by itself
-    registry.check_trained_head(model.name, classes, remedy)
+    known = pretrained_classes(model.name)
+    if known is not None and known != classes:
+        raise ConfigError(
+            f"the pretrained weights of {model.name} answer in {known} classes, the data have "
+            f"{classes}: the head is new, and 'single' would be a network with a random head. "
+            f"{remedy}"
+        )
 
 
 def check_padding(network: nn.Module, padding: int | None, name: str) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from torch import nn
 
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.backbones import build_backbone
+from sigmanens.lab.backbones.registry import drawn_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_base_pictures
 from sigmanens.lab.runs import write_tensors
@@ -43,15 +42,11 @@ def build_base(config: BenchConfig, classes: int) -> nn.Module:
     """The untrained base; its weights depend on ``pretrain.seed`` alone.
 
     Raises:
-        ConfigError: if the study trains none, or as ``build_backbone``.
+        ConfigError: if the study trains none, or as ``drawn_backbone``.
     """
     if config.pretrain is None:
         raise ConfigError("the study has no pretrain: its trainings start from what model says")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.pretrain.seed)
-        return build_backbone(
-            config.model.name, **({"num_classes": classes} | config.model.options)
-        )
+    return drawn_backbone(config.model, classes, config.pretrain.seed)
 
 
 def train_base(

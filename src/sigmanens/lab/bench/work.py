@@ -16,7 +16,8 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
-from sigmanens.lab.backbones import build_backbone, load_weights
+from sigmanens.lab.backbones import load_weights
+from sigmanens.lab.backbones.registry import drawn_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
@@ -79,10 +80,7 @@ class Workshop:
                 ``build_backbone``.
         """
         model = self.config.model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed(index))
-            options = {"num_classes": self.material.classes} | model.options
-            network = build_backbone(model.name, **options)
+        network = drawn_backbone(model, self.material.classes, self.seed(index))
         check_padding(network, self.material.padding, model.name)
         return load_weights(network, model.weights) if model.weights else network
 

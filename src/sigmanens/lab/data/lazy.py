@@ -78,7 +78,11 @@ class LazyPictures:
         return self.batches(torch.arange(len(self)).split(size))
 
     def batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The batches at positions ``parts``, in this order; at most ``readers`` wait in memory."""
+        """The batches at positions ``parts``, in this order; at most ``readers`` wait in memory.
+
+        By threads, as decoding lets others run: the processes of torch's DataLoader would be
+        started anew, and import everything, for each pass over a set.
+        """
         if not self.readers:
             yield from (self[part] for part in parts)
             return
