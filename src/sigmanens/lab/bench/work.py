@@ -121,22 +121,7 @@ class Workshop:
             found = _load_trained(network, kept)
             network.to(self.device)
             return found
-        done = self._train(network, index, name, diversity, cost)
-        network.to(self.device)  # from where Lightning has taken it
-        if kept is not None:
-            told = json.dumps({"seconds": done.seconds, "history": done.history})
-            write_tensors(kept, network.state_dict(), {"training": told})
-        return done
-
-    def _train(
-        self,
-        network: nn.Module,
-        index: int,
-        name: str,
-        diversity: Diversity | None,
-        cost: float,
-    ) -> TrainingResult:
-        return train_network(
+        done = train_network(
             network,
             self.material.train,
             self.config.recipe,
@@ -146,6 +131,11 @@ class Workshop:
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )
+        network.to(self.device)  # from where Lightning has taken it
+        if kept is not None:
+            told = json.dumps({"seconds": done.seconds, "history": done.history})
+            write_tensors(kept, network.state_dict(), {"training": told})
+        return done
 
 
 def _load_trained(network: nn.Module, path: Path) -> TrainingResult:

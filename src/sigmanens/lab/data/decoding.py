@@ -86,7 +86,9 @@ def decoded(
                 )
             plain = picture.convert("L" if channels == 1 else "RGB")
             pixels = np.array(plain if frame is None else frame(plain))
-    except (OSError, SyntaxError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
         file = f" ({record['path']})" if record["path"] else ""
         raise DataError(f"{where}{file} cannot be decoded: {error}") from error
     return pixels.reshape(*pixels.shape[:2], channels)
