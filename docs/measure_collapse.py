@@ -32,8 +32,7 @@ from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.evaluation import fit_temperature, summarize
 from sigmanens.lab.backbones import build_backbone
 from sigmanens.lab.bench.material import DIGITS_NOISE as NOISE
-from sigmanens.lab.config import Recipe
-from sigmanens.lab.demo_config import DemoConfig
+from sigmanens.lab.config import DemoConfig, Recipe
 from sigmanens.lab.digits import Labelled, digits_sets, noisy
 from sigmanens.lab.runs import environment
 from sigmanens.lab.training import train_network

@@ -22,12 +22,12 @@ from tests.lab.pictures import write_digits, write_noise
 
 import sigmanens
 from sigmanens.errors import RunError
-from sigmanens.lab import demo, pipeline
+from sigmanens.lab import pipeline
 from sigmanens.lab.backbones import build_backbone
-from sigmanens.lab.bench import work
+from sigmanens.lab.bench import runner, work
 from sigmanens.lab.cli import main
-from sigmanens.lab.config import TrainConfig
-from sigmanens.lab.demo_config import DemoConfig
+from sigmanens.lab.config import DemoConfig, TrainConfig
+from sigmanens.lab.demo import demo_study
 from sigmanens.lab.runs import read_config, read_metrics
 
 
@@ -130,7 +130,7 @@ def test_wrong_key_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["train", "--out", "run"], "data.source is missing"),
         (["train", "--out", "run", "--data.source", "x", "--controls=[deep]"], "names 'deep'"),
-        (["demo", "--out", "run", "--taus=[0.1,0.1]"], "taus is 0.1, 0.1"),
+        (["demo", "--out", "run", "--taus=[0.1,0.1]"], "taus is [0.1, 0.1]"),
         (["demo", "--out", "run", "--train", "1790"], "train=1790"),
     ],
 )
@@ -153,7 +153,6 @@ def test_values_nothing_can_be_done_with_are_wrong_usage(
     [
         (["--data.source", "./gone"], "There is no data folder ./gone"),
         (["--model.weights", "gone.pt"], "There is no weight file gone.pt"),
-        (["--data.train_split", "training"], "no split 'training'"),
         (["--ensemble.head_name", "top"], "head_name='top' is no module"),
     ],
 )
@@ -237,13 +236,14 @@ def test_printed_configurations_work_as_files(
         raise RunError("seen")
 
     monkeypatch.setattr(pipeline, "train_run", keep)
-    monkeypatch.setattr(demo, "run_demo", keep)
+    monkeypatch.setattr(runner, "run_bench", keep)
     assert main([command, "--config", str(tmp_path / "printed.yaml"), "--out", "run"]) == 1
     expected = kind()
     if command == "train":
         expected.data.source, expected.recipe.lr = "./here", 1e-3
     else:
         expected.train = 99
+        expected = demo_study(expected)
     assert given == [expected, Path("run")]
 
 
@@ -283,7 +283,8 @@ def test_evaluate_prints_json_and_nothing_else(
 def test_export_gives_what_leaves_as_files(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ensemble, config, example = pipeline.load_trained(trained)
+    ensemble, shop = pipeline.load_run(trained)
+    config, example = shop.config, shop.material.data.test.images[:4]
     plain = tmp_path / "member.safetensors"
     assert main(["export", str(trained), "--out", str(plain), "--format", "member:1"]) == 0
     assert plain.name in capsys.readouterr().out
@@ -347,7 +348,6 @@ def test_ctrl_c(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "train_network", interrupt)
     monkeypatch.setattr(work, "train_network", interrupt)
     options = {
         "train": ["--config", str(root / "config.yaml")],
@@ -355,8 +355,7 @@ def test_ctrl_c(
     }
     assert main([command, *options[command], "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == f"\nsigmanens {command}: interrupted\n"
-    left = {p.name for p in tmp_path.rglob("*")}
-    assert left == ({"run", "config.yaml"} if command == "train" else set())
+    assert {p.name for p in tmp_path.rglob("*")} == {"run", "config.yaml"}
 
 
 def test_a_reason_of_several_lines_becomes_one(

@@ -22,12 +22,13 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.config import (
     CONTROLS,
     DataConfig,
+    DemoConfig,
     DiversityConfig,
     ModelConfig,
     Recipe,
     TrainConfig,
 )
-from sigmanens.lab.demo_config import DemoConfig
+from sigmanens.lab.demo import demo_study
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = TrainConfig(
@@ -114,6 +115,7 @@ def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
     [
         ([_set("data", "source", "")], "data.source is missing"),
         ([_set("", "controls", ["single", "deep"])], "controls names 'deep'; expected any of"),
+        ([_set("model", "weights", None)], "controls names 'single_finetuned', but model names no"),
         ([_set("data", "holdout", 0.0)], "data.holdout is 0.0"),
         ([_set("data", "holdout", 1.0)], "data.holdout is 1.0"),
         ([_set("recipe", "epochs", 0)], "recipe.epochs is 0"),
@@ -140,7 +142,7 @@ def _set(part: str, key: str, value: Any) -> Callable[[TrainConfig], None]:
 def test_values_that_no_part_could_use(
     changes: list[Callable[[TrainConfig], None]], message: str
 ) -> None:
-    config = TrainConfig(data=DataConfig(source="x"), controls=list(CONTROLS))
+    config = TrainConfig(DataConfig("x"), ModelConfig(weights="w.pt"), controls=list(CONTROLS))
     config.check()
     for change in changes:
         change(config)
@@ -160,22 +162,21 @@ def test_a_control_without_a_penalty_is_an_ensemble_without_one() -> None:
     ("values", "message"),
     [
         ({"members": 1}, "members is 1; the demo compares at least 2"),
-        ({"taus": ()}, "taus is empty"),
-        ({"taus": (0.1, 0.5, 0.1)}, r"taus is 0\.1, 0\.5, 0\.1; expected .* each once"),
-        ({"taus": (0.5, 0.0)}, r"taus is 0\.5, 0; expected at least one τ > 0"),
-        ({"taus": (0.5, math.nan)}, r"taus is 0\.5, nan; expected at least one τ > 0"),
+        ({"taus": ()}, r"taus is \[\]"),
+        ({"taus": (0.1, 0.5, 0.1)}, r"taus is \[0\.1, 0\.5, 0\.1\]; expected .* each once"),
+        ({"taus": (0.5, 0.0)}, r"taus is \[0\.5, 0\.0\]; expected at least one τ > 0"),
+        ({"taus": (0.5, math.nan)}, r"taus is \[0\.5, nan\]; expected at least one τ > 0"),
         ({"weight": -0.1}, r"weight is -0\.1"),
         ({"weight": math.nan}, "weight is nan"),
-        ({"epochs": 0}, "epochs is 0; expected at least 1"),
+        ({"epochs": 0}, "epochs is 0 and .* must be at least 1"),
         ({"width": 0}, "width is 0"),
         ({"seeds": 0}, "seeds is 0"),
         ({"workers": 0}, "workers is 0"),
     ],
 )
 def test_sizes_of_the_demo(values: dict[str, Any], message: str) -> None:
-    DemoConfig().check()
     with pytest.raises(ConfigError, match=message):
-        DemoConfig(**values).check()
+        demo_study(DemoConfig(**values)).check()
 
 
 def test_configurations_load_without_the_large_libraries() -> None:

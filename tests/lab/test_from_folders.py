@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("datasets")
 pytest.importorskip("lightning")
@@ -21,6 +22,8 @@ import transformers
 from PIL import Image
 
 from sigmanens.lab.cli import main
+from sigmanens.lab.data.texts import load_texts, load_tokenizer
+from sigmanens.lab.pipeline import load_run
 from sigmanens.lab.runs import read_metrics
 
 WORDS = {"happy": ["good", "fine", "great"], "sad": ["bad", "poor", "awful"]}
@@ -100,11 +103,39 @@ def trained(arguments: list[str], out: Path) -> dict[str, Any]:
     return metrics
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+def exported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both graphs answer as the ensemble does, for another number of examples too."""
+    ensemble, shop = load_run(run)
+    given = shop.material.data.test.images[:7]
+    if shop.material.padding is not None:  # texts are filled up to the length of the graph
+        missing = shop.config.data.length - given.shape[1]
+        given = torch.nn.functional.pad(given, (0, missing), value=shop.material.padding)
+    eager = ensemble.predict(given)
+    program, onnx = run.parent / "ens.pt2", run.parent / "ens.onnx"
+    assert main(["export", str(run), "--out", str(program), "--format=program"]) == 0
+    answers = torch.export.load(program).module()(given)
+    torch.testing.assert_close(answers["member_probs"], eager.member_probs, rtol=0, atol=1e-5)
+    assert main(["export", str(run), "--out", str(onnx)]) == 0
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(onnx))
+    (name,) = (node.name for node in session.get_inputs())
+    (found,) = session.run(["member_probs"], {name: given.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), eager.member_probs, rtol=0, atol=1e-5)
+    assert capsys.readouterr().err == ""
+
+
+def evaluated(run: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The checkpoint gives the row of the training."""
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["nll"] == pytest.approx(found["rows"][-1]["nll"], rel=1e-5)
+
+
 def test_texts_with_words_for_labels(
-    kind: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_texts(tmp_path / "texts", kind)
+    write_texts(tmp_path / "texts", "json")
+    write_texts(tmp_path / "csv", "csv")
     bert = str(root / "bert")
     found = trained(
         [
@@ -115,12 +146,17 @@ def test_texts_with_words_for_labels(
     )  # fmt: skip
     assert found["rows"][-1]["classes"] == 2
     assert "one seed" in capsys.readouterr().out
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert row["nll"] == pytest.approx(found["rows"][-1]["nll"], rel=1e-5)
+    evaluated(tmp_path / "run", found, capsys)
+    exported(tmp_path / "run", capsys)
     target = tmp_path / "member.safetensors"
     assert main(["export", str(tmp_path / "run"), "--out", str(target), "--format=member:1"]) == 0
     assert any("embeddings" in key for key in load_file(target))
+    tokenizer = load_tokenizer(bert)
+    one, other = (
+        load_texts(tmp_path / kind, "train", tokenizer=tokenizer) for kind in ("texts", "csv")
+    )
+    assert torch.equal(one.tokens, other.tokens)
+    assert (one.classes, other.texts) == (("happy", "sad"), one.texts)
 
 
 def test_class_folders_of_pictures(
@@ -132,18 +168,34 @@ def test_class_folders_of_pictures(
         '--model.options={"width": 4}', "--recipe.lr=0.05",
     ]  # fmt: skip
     found = trained(arguments, tmp_path / "run")
-    capsys.readouterr()
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert row["nll"] == pytest.approx(found["rows"][-1]["nll"], rel=1e-5)
+    evaluated(tmp_path / "run", found, capsys)
+    exported(tmp_path / "run", capsys)
     target = tmp_path / "one.safetensors"
     assert main(["export", str(tmp_path / "run"), "--out", str(target), "--format=collapse"]) == 0
     assert load_file(target)
-    # A picture that cannot be read is called by its name, in one line.
-    broken = tmp_path / "pictures" / "train" / "dark" / "3.png"
+
+
+def test_what_cannot_be_read_is_named_in_one_line(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A picture, a file of other weights, weights of the hub: status 1, and no folder stays."""
+    write_pictures(tmp_path / "pictures")
+    arguments = [f"--data.source={tmp_path / 'pictures'}", "--out", str(tmp_path / "run"), *COMMON]
+    weights = tmp_path / "other.safetensors"
+    save_file({"fc.weight": torch.zeros(2, 2)}, weights)
+
+    def said(*more: str) -> str:
+        assert main(["train", *arguments, *more]) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert not (tmp_path / "run").exists()
+        return err
+
+    misfit = said("--model.name=resnet8", f"--model.weights={weights}")
+    assert "other.safetensors do not fit" in misfit
+    absent = said("--model.name=timm/resnet18", '--model.options={"pretrained": true}')
+    assert "the weights of timm/resnet18 cannot be loaded" in absent
+    shutil.copytree(tmp_path / "pictures", tmp_path / "broken")
+    broken = tmp_path / "broken" / "train" / "dark" / "3.png"
     broken.write_bytes(broken.read_bytes()[:40])
-    assert main(["train", "--out", str(tmp_path / "other"), *COMMON, *arguments]) == 1
-    said = capsys.readouterr().err.strip()
-    assert "3.png" in said
-    assert "\n" not in said
-    assert not (tmp_path / "other").exists()
+    assert "3.png" in said("--model.name=resnet8", f"--data.source={tmp_path / 'broken'}")

@@ -53,13 +53,12 @@ def test_parameters_are_the_paper_s(name: str) -> None:
     assert low - 5e3 <= parameters(network) <= high + 5e3
 
 
-@pytest.mark.parametrize("name", ["paper-cifar10-resnet18", "paper-cifar100-resnet18"])
-def test_a_step_runs(name: str) -> None:
+def test_a_step_runs() -> None:
     """One step of σN-Ens on pictures of the right shape, by the preset's own recipe."""
-    config = preset(name)
+    config = preset("paper-cifar10-resnet18")
     config = replace(config, recipe=replace(config.recipe, epochs=1, batch_size=2, milestones=[1]))
     trial = Trial(0, "sigmanens", 4, config.taus[0], config.diversity.weight)
-    shop = Workshop(config, trial, synthetic(config, COUNTS[name][0], 32))
+    shop = Workshop(config, trial, synthetic(config, 10, 32))
     network = BUILDERS["sigmanens"](shop)
     done = shop.fit(network, diversity=shop.diversity())
     assert len(done.history) == 1

@@ -215,14 +215,14 @@ def test_it_survives_the_configuration_s_file(study: BenchConfig) -> None:
 
 def test_its_cost_is_told(study: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before more than a few of the 500 pictures are decoded."""
-    decoded: list[int] = []
-    real = lazy.decode
+    decoded: list[str] = []
+    real = lazy.decoded
 
-    def counted(records: Any, *, numbers: Any, **options: Any) -> torch.Tensor:
-        decoded.extend(numbers)
-        return real(records, numbers=numbers, **options)
+    def counted(record: Any, channels: int, where: str, frame: Any) -> Any:
+        decoded.append(where)
+        return real(record, channels, where, frame)
 
-    monkeypatch.setattr(lazy, "decode", counted)
+    monkeypatch.setattr(lazy, "decoded", counted)
     said = io.StringIO()
     Console(width=160, file=said).print(cost_table(study))
     (line,) = [x for x in said.getvalue().splitlines() if "the base" in x]

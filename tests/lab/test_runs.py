@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 pytest.importorskip("yaml")
 
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.runs import Run, environment, read_config, read_metrics
+from sigmanens.lab.runs import Run, environment, read_config, read_metrics, write_tensors
 
 CONFIG: dict[str, Any] = {"name": "σ", "recipe": {"lr": 0.1, "epochs": 2}, "taus": [0.1, 0.5]}
 
@@ -29,7 +29,10 @@ def test_a_run_is_written_and_read(tmp_path: Path) -> None:
     run = Run(folder, CONFIG)
     assert read_config(folder) == CONFIG
     assert "σ" in (folder / "config.yaml").read_text(encoding="utf-8")
-    run.write_predictions({"a": torch.arange(6).reshape(2, 3).T, "b": torch.ones(2)})
+    write_tensors(
+        run.path("predictions.safetensors"),
+        {"a": torch.arange(6).reshape(2, 3).T, "b": torch.ones(2)},
+    )
     run.write_metrics({"rows": [{"nll": 0.123456789012345, "n": 3, 4: "τ"}]})
     assert torch.equal(
         load_file(folder / "predictions.safetensors")["a"], torch.arange(6).reshape(2, 3).T
@@ -168,14 +171,14 @@ from pathlib import Path
 import torch
 
 from sigmanens.errors import RunError
-from sigmanens.lab.runs import Run
+from sigmanens.lab.runs import Run, write_tensors
 
 folder = Path(sys.argv[1])
 run = Run(folder, {"a": 1}, resume=True)
-run.write_predictions({"x": torch.zeros(3)})
+write_tensors(run.path("predictions.safetensors"), {"x": torch.zeros(3)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 for write in (
-    lambda: run.write_predictions({"x": torch.zeros(5000)}),
+    lambda: write_tensors(run.path("predictions.safetensors"), {"x": torch.zeros(5000)}),
     lambda: run.write_metrics({"rows": list(range(5000))}),
 ):
     try:

@@ -19,8 +19,9 @@ from tests.lab.test_bench import TINY
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.bench.config import BenchConfig, Variant
+from sigmanens.lab.bench.corrupted import first_of
 from sigmanens.lab.bench.cost import cost_table
-from sigmanens.lab.bench.material import check_trained_head, first_of, load_material, located
+from sigmanens.lab.bench.material import check_trained_head, load_material, located
 from sigmanens.lab.bench.methods import BUILDERS
 from sigmanens.lab.bench.runner import run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of

@@ -266,13 +266,6 @@ def test_nothing_is_written_printed_or_warned_about(
     assert logging.getLogger("lightning.pytorch").level == level
 
 
-def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    train_network(single(), DATA, Recipe(epochs=2), EnsembleLoss(), lines=True)
-    assert capsys.readouterr().out == "epoch 1 of 2\nepoch 2 of 2\n"
-    train_network(single(), DATA, Recipe(epochs=2), EnsembleLoss(), bar=True)
-    assert "Epoch 1" in capsys.readouterr().out
-
-
 def test_ctrl_c_comes_through_and_the_finished_epoch_is_kept(tmp_path: Path) -> None:
     epochs = 0
 

@@ -32,7 +32,7 @@ def test_jobs_in_worker_processes() -> None:
     assert [result for result, _, _ in done] == [2, 4, 6]
     assert os.getpid() not in {process for _, process, _ in done}
     assert {threads for _, _, threads in done} == {1}
-    assert costs == [1.0] * 9
+    assert costs == [3.0] * 3
     assert multiprocessing.active_children() == []
 
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from sigmanens.lab.backbones.tokens import length_order
 from sigmanens.lab.data import Pictures
 
-__all__ = ["by_batches"]
-
 
 def by_batches(
     run: Callable[[Tensor], Tensor], network: nn.Module, examples: Pictures, batch: int

@@ -24,21 +24,25 @@ from jsonargparse import ArgumentParser, Namespace
 from sigmanens import __version__
 from sigmanens.errors import ConfigError, RunError, SigmaNensError
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
-from sigmanens.lab.config import TrainConfig
-from sigmanens.lab.demo_config import DemoConfig
+from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.explain import ExplainConfig
 from sigmanens.lab.recipes import RECIPES, recipe_path
 
-__all__ = ["main"]
+Command = Callable[[Namespace, str], None]
+"""Does what its options say; it is also told the command line, for the record."""
+
+_FILE = "YAML file with any of these options"
+_TRAINED = "folder of a finished run of 'sigmanens train'"
 
 
 def demo(config: Namespace, command: str) -> None:
     """Train and compare one network, four networks and σN-Ens on digits, and write a report."""
-    from sigmanens.lab.demo import run_demo
+    from sigmanens.lab.demo import demo_study
 
-    values = {k: v for k, v in vars(config).items() if k not in ("config", "out")}
+    keys = {f.name for f in fields(DemoConfig)}
+    values = {k: v for k, v in vars(config).items() if k in keys}
     values["taus"] = tuple(values["taus"])
-    _tell(run_demo(DemoConfig(**values), Path(config.out), command=command), Path(config.out))
+    _run_study(demo_study(DemoConfig(**values)), Path(config.out), command, resume=config.resume)
 
 
 def _tell(metrics: dict[str, Any], out: Path) -> None:
@@ -123,16 +127,13 @@ def _plain(config: Namespace) -> dict[str, Any]:
 
 
 def _study(config: Namespace, command: str, given: BenchConfig) -> None:
-    """Run a study, or print what it would cost."""
-    from rich.console import Console
-
-    from sigmanens.lab.bench.runner import run_bench
-
-    console = Console()
+    """Run a study as its options say, or print what it would cost."""
     if config.dry_run:
+        from rich.console import Console
+
         from sigmanens.lab.bench.cost import cost_table
 
-        console.print(cost_table(given))
+        Console().print(cost_table(given))
         return
     if config.out is None:
         raise ConfigError("--out DIR is missing: the folder for the study, new or empty")
@@ -141,11 +142,17 @@ def _study(config: Namespace, command: str, given: BenchConfig) -> None:
         from sigmanens.lab.bench.cluster import ray_execute
 
         execute = ray_execute(None if config.ray == "local" else config.ray, given.workers)
-    out = Path(config.out)
-    metrics = run_bench(
-        given, out, resume=config.resume, remeasure=config.remeasure, command=command,
-        console=console, execute=execute,
+    _run_study(
+        given, Path(config.out), command, resume=config.resume, remeasure=config.remeasure,
+        execute=execute,
     )  # fmt: skip
+
+
+def _run_study(given: BenchConfig, out: Path, command: str, **options: Any) -> None:
+    """Run a study, and say what it shows and what failed."""
+    from sigmanens.lab.bench.runner import run_bench
+
+    metrics = run_bench(given, out, command=command, **options)
     _tell(metrics, out)
     failed = metrics["failures"]
     if failed:
@@ -205,37 +212,37 @@ def _parser() -> ArgumentParser:
     )
     commands = parser.add_subcommands(required=True, dest="command")
 
-    sub = ArgumentParser(description=demo.__doc__, usage="sigmanens demo --out DIR [options]")
-    sub.add_argument("--config", action="config", help="YAML file with any of these options")
-    sub.add_argument("--out", type=str, required=True, help="folder for the run, new or empty")
-    sub.add_class_arguments(DemoConfig)
-    commands.add_subcommand("demo", sub, help=demo.__doc__)
+    def add(command: Command, usage: str, epilog: str | None = None) -> ArgumentParser:
+        name = command.__name__
+        sub = ArgumentParser(description=command.__doc__, usage=f"sigmanens {name} {usage}")
+        sub.epilog = epilog
+        commands.add_subcommand(name, sub, help=command.__doc__)
+        return sub
 
-    sub = ArgumentParser(description=train.__doc__, usage="sigmanens train --out DIR [options]")
-    sub.add_argument("--config", action="config", help="YAML file with any of these options")
+    sub = add(demo, "--out DIR [options]")
+    sub.add_argument("--config", action="config", help=_FILE)
     sub.add_argument("--out", type=str, required=True, help="folder for the run, new or empty")
     sub.add_argument("--resume", action="store_true", help="continue an interrupted run")
-    sub.epilog = f"--recipe NAME stands for the YAML file of one of: {', '.join(RECIPES)}."
-    sub.add_class_arguments(TrainConfig)
-    commands.add_subcommand("train", sub, help=train.__doc__)
+    sub.add_class_arguments(DemoConfig)
 
-    sub = ArgumentParser(description=evaluate.__doc__, usage="sigmanens evaluate RUN [options]")
-    sub.add_argument("--config", action="config", help="YAML file with any of these options")
-    sub.add_argument("run", type=str, help="folder of a finished run of 'sigmanens train'")
+    named = f"--recipe NAME stands for the YAML file of one of: {', '.join(RECIPES)}."
+    sub = add(train, "--out DIR [options]", named)
+    sub.add_argument("--config", action="config", help=_FILE)
+    sub.add_argument("--out", type=str, required=True, help="folder for the run, new or empty")
+    sub.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    sub.add_class_arguments(TrainConfig)
+
+    sub = add(evaluate, "RUN [options]")
+    sub.add_argument("--config", action="config", help=_FILE)
+    sub.add_argument("run", type=str, help=_TRAINED)
     sub.add_argument("--out", type=str | None, default=None, help="folder for the results")
     sub.add_argument("--members", type=int | None, default=None, help="first k members only")
     sub.add_argument("--json", action="store_true", help="print the row as JSON")
-    commands.add_subcommand("evaluate", sub, help=evaluate.__doc__)
 
-    sub = ArgumentParser(
-        description=bench.__doc__, usage="sigmanens bench --preset NAME --out DIR [options]"
-    )
-    _study_arguments(sub)
-    commands.add_subcommand("bench", sub, help=bench.__doc__)
+    named = f"--preset NAME stands for the YAML file of one of: {', '.join(PRESETS)}."
+    _study_arguments(add(bench, "--preset NAME --out DIR [options]", named))
 
-    sub = ArgumentParser(
-        description=sweep.__doc__, usage="sigmanens sweep --preset NAME --out DIR [options]"
-    )
+    sub = add(sweep, "--preset NAME --out DIR [options]", named)
     _study_arguments(sub)
     sub.add_argument(
         "--tau_range", type=str | None, default=None,
@@ -245,38 +252,30 @@ def _parser() -> ArgumentParser:
         "--references", type=list[str], default=["separate", "sigmanens_lambda0"],
         help="methods that stand beside the sweep",
     )  # fmt: skip
-    commands.add_subcommand("sweep", sub, help=sweep.__doc__)
 
-    sub = ArgumentParser(description=report.__doc__, usage="sigmanens report RUN [--out FILE]")
+    sub = add(report, "RUN [--out FILE]")
     sub.add_argument("run", type=str, help="folder of a finished run")
     sub.add_argument(
         "--out", type=str | None, default=None, help="file; RUN/report.html if not given"
     )
-    commands.add_subcommand("report", sub, help=report.__doc__)
 
-    sub = ArgumentParser(
-        description=explain.__doc__, usage="sigmanens explain --members M [--tau TAU] [options]"
-    )
-    sub.add_argument("--config", action="config", help="YAML file with any of these options")
+    sub = add(explain, "--members M [--tau TAU] [options]")
+    sub.add_argument("--config", action="config", help=_FILE)
     sub.add_argument("--out", type=str | None, default=None, help="folder or new .html for a page")
     sub.add_class_arguments(ExplainConfig)
-    commands.add_subcommand("explain", sub, help=explain.__doc__)
 
-    sub = ArgumentParser(
-        description=export.__doc__, usage="sigmanens export RUN --out FILE [--format onnx]"
-    )
-    sub.add_argument("run", type=str, help="folder of a finished run of 'sigmanens train'")
+    sub = add(export, "RUN --out FILE [--format onnx]")
+    sub.add_argument("run", type=str, help=_TRAINED)
     sub.add_argument("--out", type=str, required=True, help="file to write")
     sub.add_argument(
         "--format", type=str, default="onnx", help="onnx, program, collapse or member:<i>"
     )
-    commands.add_subcommand("export", sub, help=export.__doc__)
     return parser
 
 
 def _study_arguments(sub: ArgumentParser) -> None:
     """What bench and sweep have in common."""
-    sub.add_argument("--config", action="config", help="YAML file with any of these options")
+    sub.add_argument("--config", action="config", help=_FILE)
     sub.add_argument("--out", type=str | None, default=None, help="folder, new or empty")
     sub.add_argument("--resume", action="store_true", help="continue or extend a study")
     sub.add_argument(
@@ -289,7 +288,6 @@ def _study_arguments(sub: ArgumentParser) -> None:
         "--ray", type=str | None, default=None,
         help="run trainings on a Ray cluster: its address, 'auto', or 'local' for one here",
     )  # fmt: skip
-    sub.epilog = f"--preset NAME stands for the YAML file of one of: {', '.join(PRESETS)}."
     sub.add_class_arguments(BenchConfig)
 
 
@@ -310,16 +308,7 @@ def _with_files(arguments: list[str]) -> list[str]:
     return found
 
 
-COMMANDS: dict[str, Callable[[Namespace, str], None]] = {
-    "demo": demo,
-    "train": train,
-    "evaluate": evaluate,
-    "bench": bench,
-    "sweep": sweep,
-    "report": report,
-    "explain": explain,
-    "export": export,
-}
+COMMANDS = {f.__name__: f for f in (demo, train, evaluate, bench, sweep, report, explain, export)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ The command line reads this module before anything else, so it imports none of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -14,16 +15,6 @@ from sigmanens.diversity import Diversity, Ramp
 from sigmanens.diversity.defaults import DEFAULTS, Default
 from sigmanens.errors import ConfigError
 from sigmanens.lab.plain import from_plain
-
-__all__ = [
-    "CONTROLS",
-    "MEMBER_BATCHES",
-    "DataConfig",
-    "DiversityConfig",
-    "ModelConfig",
-    "Recipe",
-    "TrainConfig",
-]
 
 MEMBER_BATCHES = ("same", "own", "share")
 CONTROLS = ("single", "single_temperature", "single_finetuned", "sigmanens_lambda0")
@@ -255,6 +246,11 @@ class TrainConfig:
             raise ConfigError(
                 f"controls names {unknown[0]!r}; expected any of {', '.join(CONTROLS)}"
             )
+        if "single_finetuned" in (self.controls or ()) and not self.model.pretrained:
+            raise ConfigError(
+                "controls names 'single_finetuned', but model names no pretrained weights: use "
+                "'single', one network trained as long"
+            )
         if not 0 < self.data.holdout < 1:
             raise ConfigError(f"data.holdout is {self.data.holdout}; expected between 0 and 1")
         if self.recipe.epochs < 1 or self.recipe.batch_size < 1:
@@ -279,6 +275,8 @@ class TrainConfig:
             )
         if self.recipe.flip_crop < 0:
             raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")
+        if not 0 <= self.weight < math.inf:
+            raise ConfigError(f"diversity.weight is {self.weight:g}; expected λ of at least 0")
         self._check_pictures()
         self._check_texts()
         if self.threads is not None and self.threads < 1:
@@ -356,3 +354,37 @@ class TrainConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
         """Inverse of :meth:`to_dict`; unknown keys and values of another type raise ConfigError."""
         return from_plain(cls, data)
+
+
+@dataclass
+class DemoConfig:
+    """Size of the demo.
+
+    Attributes:
+        members: M.
+        taus: temperatures τ of the penalty.
+        weight: λ.
+        train: number of training pictures.
+        epochs: passes over them.
+        width: channels of the network's first stage.
+        seeds: number of repetitions with other data splits, weights and orders.
+        workers: seeds trained side by side, each in a process of its own with one CPU thread
+            (more threads do not help networks this small); 1: in this process.
+    """
+
+    members: int = 4
+    taus: tuple[float, ...] = (0.1, 0.5, 2.0)
+    weight: float = 1e-2
+    train: int = 200
+    epochs: int = 60
+    width: int = 16
+    seeds: int = 4
+    workers: int = 2
+
+    def check(self) -> None:
+        """Raise ConfigError for sizes the demo cannot run with."""
+        if self.members < 2:
+            raise ConfigError(f"members is {self.members}; the demo compares at least 2")
+        for key in ("width", "seeds"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")

@@ -1,41 +1,23 @@
 """``sigmanens demo``: in two minutes, what the method does, on real data that needs no download.
 
 Few handwritten digits, seen through noise, so that one network is over-confident; then one network,
-four separate ones, the FiLM-Ensemble control, no penalty, and σN-Ens at several τ. A small study:
-the same code as ``sigmanens bench``.
+four separate ones, the FiLM-Ensemble control, no penalty, and σN-Ens at several τ.
 """
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from safetensors.torch import load_file
-from safetensors.torch import save as save_tensors
-from torch import Tensor
-
 from sigmanens.conversion.config import ConversionConfig
-from sigmanens.errors import RunError
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig
-from sigmanens.lab.bench.runner import run_bench
-from sigmanens.lab.config import (
-    DataConfig,
-    DiversityConfig,
-    ModelConfig,
-    Recipe,
-)
-from sigmanens.lab.demo_config import DemoConfig
-from sigmanens.lab.digits import digits_sets
-from sigmanens.lab.runs import RUN_FILES
-from sigmanens.saving.checkpoint import write_atomic
-
-__all__ = ["demo_study", "run_demo"]
+from sigmanens.lab.config import DataConfig, DemoConfig, DiversityConfig, ModelConfig, Recipe
 
 
 def demo_study(config: DemoConfig) -> BenchConfig:
-    """The demo as a study of ``sigmanens bench``."""
+    """The demo as a study of ``sigmanens bench``.
+
+    Raises:
+        ConfigError: for a size that the demo cannot run with.
+    """
+    config.check()
     return BenchConfig(
         study="digits-demo",
         data=DataConfig(source="digits", limit=config.train),
@@ -49,58 +31,3 @@ def demo_study(config: DemoConfig) -> BenchConfig:
         measure=MeasureConfig(detailed_seeds=None, features=False, watched=0),
         workers=config.workers,
     )
-
-
-def run_demo(
-    config: DemoConfig, out: Path, *, command: str = "", console: Console | None = None
-) -> dict[str, Any]:
-    """Run the demo and write its folder.
-
-    Args:
-        config: its size.
-        out: the run folder.
-        command: the command line, for the record.
-        console: where progress is printed; the terminal by default.
-
-    Returns:
-        what ``metrics.json`` holds.
-
-    Raises:
-        ConfigError: for a size the demo cannot run with. RunError: if the folder holds a run
-            already or cannot be written to, or a training failed; nothing then stays of it.
-    """
-    config.check()
-    digits_sets(train=config.train)  # refuses a size at once
-    free = not out.exists() or not any((out / name).exists() for name in RUN_FILES)
-    try:
-        metrics = run_bench(demo_study(config), out, command=command, console=console)
-        if metrics["failures"]:
-            key, reason = next(iter(metrics["failures"].items()))
-            raise RunError(f"{key} failed: {reason}")
-        _collect(out)
-    except BaseException:
-        if free:
-            _remove(out)
-        raise
-    return metrics
-
-
-def _collect(out: Path) -> None:
-    """One file of predictions in the place of a folder for each training."""
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(out.glob("trials/*/predictions.safetensors")):
-        seed = path.parent.name.rpartition("-")[2]
-        tensors |= {f"{seed}.{name}": tensor for name, tensor in load_file(path).items()}
-    write_atomic(out / "predictions.safetensors", save_tensors(tensors))
-    shutil.rmtree(out / "trials")
-
-
-def _remove(out: Path) -> None:
-    for name in (*RUN_FILES, "trials"):
-        path = out / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()

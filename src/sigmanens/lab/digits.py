@@ -18,9 +18,6 @@ SIDE = 8
 NOISE_DEVIATIONS = (0.08, 0.16, 0.24, 0.32, 0.4)
 """Standard deviation of the noise that :func:`noisy` adds, for severity 1 to 5."""
 
-BLUR_WIDTHS = (0.4, 0.5, 0.6, 0.7, 0.8)
-"""Standard deviation of the kernel of :func:`blurred` in pixels, for severity 1 to 5."""
-
 _SCALES = (1, 2, 4)
 _LUMA = (0.299, 0.587, 0.114)
 _FLAT = 16 / 255
@@ -183,34 +180,8 @@ def noisy(images: Tensor, severity: int, generator: torch.Generator | None = Non
     Raises:
         InputError: if the severity is not 1 to 5.
     """
-    deviation = _level(NOISE_DEVIATIONS, severity)
+    if not isinstance(severity, int) or not 1 <= severity <= len(NOISE_DEVIATIONS):
+        raise InputError(f"severity must be 1 to {len(NOISE_DEVIATIONS)}; got {severity!r}.")
+    deviation = NOISE_DEVIATIONS[severity - 1]
     noise = torch.randn(images.shape, generator=generator, dtype=images.dtype)
     return (images + deviation * noise.to(images.device)).clamp_(0, 1)
-
-
-def blurred(images: Tensor, severity: int) -> Tensor:
-    """Blur with a Gaussian kernel of 7 x 7 pixels; the border is continued outwards.
-
-    Args:
-        images: (N, C, H, W), float in [0, 1].
-        severity: 1 to 5, see ``BLUR_WIDTHS``.
-
-    Returns:
-        (N, C, H, W) in [0, 1], a new tensor.
-
-    Raises:
-        InputError: if the severity is not 1 to 5.
-    """
-    width = _level(BLUR_WIDTHS, severity)
-    offsets = torch.arange(-3, 4, dtype=images.dtype, device=images.device)
-    line = torch.softmax(-(offsets**2) / (2 * width**2), dim=0)
-    channels = images.shape[1]
-    kernel = torch.outer(line, line).expand(channels, 1, 7, 7)
-    return F.conv2d(F.pad(images, (3, 3, 3, 3), "replicate"), kernel, groups=channels)
-
-
-def _level(levels: tuple[float, ...], severity: int) -> float:
-    """Return the strength that belongs to a severity of 1 to 5."""
-    if not isinstance(severity, int) or not 1 <= severity <= len(levels):
-        raise InputError(f"severity must be 1 to {len(levels)}; got {severity!r}.")
-    return levels[severity - 1]

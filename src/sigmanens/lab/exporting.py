@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
-from torch import nn
+import torch.nn.functional as F
 
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.export.onnx import export_onnx
 from sigmanens.export.program import export_program
-from sigmanens.lab.pipeline import load_trained
-from sigmanens.saving.checkpoint import write_atomic
-
-__all__ = ["FORMATS", "export_run"]
+from sigmanens.lab.pipeline import load_run
+from sigmanens.lab.runs import write_tensors
 
 FORMATS = ("onnx", "program", "collapse", "member:<i>")
 """What can leave: ONNX, a ``torch.export`` program, one plain network's tensors."""
@@ -24,7 +21,8 @@ FORMATS = ("onnx", "program", "collapse", "member:<i>")
 def export_run(folder: Path, out: Path, form: str) -> Path:
     """Export the ensemble of a finished run of ``sigmanens train``.
 
-    "onnx" and "program" give the decomposed prediction for any batch size; "collapse" and
+    "onnx" and "program" give the decomposed prediction for any batch size, of texts that are filled
+    up to ``data.length`` tokens; "collapse" and
     "member:<i>" the tensors of a plain network of the base's class, safetensors, with the base's
     name in the file's metadata. Where heads are fresh, its head is a norm and a Linear.
 
@@ -46,7 +44,11 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
         raise ConfigError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
     if out.exists():
         raise RunError(f"{out} exists already; give another --out")
-    ensemble, config, example = load_trained(folder)
+    ensemble, shop = load_run(folder)
+    model, example = shop.config.model, shop.material.data.test.images[:4]
+    if shop.material.padding is not None:
+        missing = shop.config.data.length - example.shape[1]
+        example = F.pad(example, (0, missing), value=shop.material.padding)
     if numbered and int(number) >= ensemble.num_members:
         raise ConfigError(
             f"--format is {form!r}, but the members are 0 to {ensemble.num_members - 1}"
@@ -59,12 +61,8 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
             torch.export.save(export_program(ensemble, example), out)
             return out
         plain = ensemble.member(int(number)) if numbered else ensemble.collapse()
-        write_atomic(out, _tensors(plain, config.model.name, config.model.options))
+        told = {"model": model.name, "options": json.dumps(model.options)}
+        write_tensors(out, plain.state_dict(), told)
     except OSError as e:
         raise RunError(f"could not write {out}: {e.strerror or e}") from e
     return out
-
-
-def _tensors(network: nn.Module, name: str, options: object) -> bytes:
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
-    return save(tensors, {"model": name, "options": json.dumps(options)})

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["BINS", "ood_histograms"]
-
 BINS = 20
 _TAIL = 0.005
 """Share of the scores at either end that is counted in the outermost bin."""

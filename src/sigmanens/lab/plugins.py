@@ -10,8 +10,6 @@ from typing import Any
 
 from sigmanens.errors import ConfigError
 
-__all__ = ["imported", "is_import"]
-
 
 def is_import(name: str) -> bool:
     """Whether a name is of the form ``module:function``."""

@@ -24,8 +24,6 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.plain import dump_json, to_json
 from sigmanens.saving.checkpoint import write_atomic
 
-__all__ = ["RUN_FILES", "Run", "environment", "read_config", "read_metrics"]
-
 RUN_FILES = ("config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html")
 
 
@@ -84,7 +82,7 @@ class Run:
             )
         self._new_folder = not self.folder.exists()
         self._new_config = not stored.exists()
-        self._write("config.yaml", text.encode())
+        write_file(stored, text.encode())
 
     def discard(self) -> None:
         """Take back what the constructor wrote, where nothing came of the run."""
@@ -98,24 +96,41 @@ class Run:
         """Path of a file or folder of the run."""
         return self.folder / name
 
-    def write_predictions(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write ``predictions.safetensors``."""
-        kept = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        self._write("predictions.safetensors", save_tensors(kept))
-
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``; numbers that are not finite become null."""
-        self._write("metrics.json", (dump_json(to_json(metrics)) + "\n").encode())
+        write_file(self.path("metrics.json"), (dump_json(to_json(metrics)) + "\n").encode())
 
-    def _write(self, name: str, payload: bytes) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.folder / name, payload)
-        except OSError as e:
-            raise RunError(
-                f"could not write {self.folder / name}: {e.strerror or e}. Files that were there "
-                "before are unchanged"
-            ) from e
+
+def write_file(path: Path, payload: bytes) -> None:
+    """Write a file, whole or not at all, and its folder.
+
+    Raises:
+        RunError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, payload)
+    except OSError as e:
+        raise RunError(
+            f"could not write {path}: {e.strerror or e}. Files that were there before are unchanged"
+        ) from e
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], told: dict[str, str] | None = None
+) -> None:
+    """Write a file of tensors: on the CPU, in the usual memory format, none shared.
+
+    Args:
+        path: where.
+        tensors: by name.
+        told: what else the file says, its metadata.
+
+    Raises:
+        RunError: if it cannot be written.
+    """
+    kept = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    write_file(path, save_tensors(kept, told))
 
 
 def environment() -> dict[str, Any]:

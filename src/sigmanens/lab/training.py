@@ -18,7 +18,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import Tensor, nn
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
@@ -28,16 +28,6 @@ from sigmanens.lab.config import Recipe
 from sigmanens.lab.data import LazyPictures, augment_flip_crop, batches, take
 from sigmanens.lab.digits import Labelled
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = [
-    "Recipe",
-    "TrainingResult",
-    "drawn",
-    "members_of",
-    "parameters",
-    "steps_of_epoch",
-    "train_network",
-]
 
 
 @dataclass
@@ -113,7 +103,7 @@ class _Epochs:
         if isinstance(images, LazyPictures) and self.recipe.resized_crop:
             images = images.viewed(self.recipe.resized_crop, seed)
         size = self.recipe.batch_size
-        for x, y in batches(images, labels, size, True, generator, self.drop_last):
+        for x, y in batches(images, labels, size, generator, self.drop_last):
             if self.recipe.flip_crop:
                 x = augment_flip_crop(x, self.recipe.flip_crop, generator, self.recipe.border)
             yield x, y
@@ -140,18 +130,15 @@ def _laid_out(x: Tensor, recipe: Recipe) -> Tensor:
 class _StartEpoch(Callback):
     """Tell the batches which epoch it is, before any is asked for, and seed dropout by it."""
 
-    def __init__(self, epochs: _Epochs, advance: Callable[[], None] | None, lines: bool) -> None:
-        self.epochs, self.advance, self.lines = epochs, advance, lines
+    def __init__(self, epochs: _Epochs, advance: Callable[[], None]) -> None:
+        self.epochs, self.advance = epochs, advance
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.epochs.epoch = trainer.current_epoch
         torch.manual_seed(self.epochs.epoch_seed)
-        if self.lines:
-            print(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}", flush=True)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.advance is not None:
-            self.advance()
+        self.advance()
 
 
 class _KeepState(Checkpoint):
@@ -197,9 +184,7 @@ def train_network(
     seed: int = 0,
     watched: Labelled | None = None,
     folder: Path | None = None,
-    bar: bool = False,
-    lines: bool = False,
-    advance: Callable[[], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train in place.
 
@@ -214,8 +199,6 @@ def train_network(
             history after each epoch; they choose nothing. None: no such scores.
         folder: where the state after each epoch is kept; a training that was interrupted there is
             resumed. None: not kept.
-        bar: show a progress bar.
-        lines: print a line for each epoch.
         advance: called after each epoch.
 
     Raises:
@@ -261,9 +244,6 @@ def train_network(
     )
     epochs = _Epochs(data, recipe, seed, members_of(network) if split else 1)
     keep = _KeepState(folder)
-    callbacks: list[Callback] = [_StartEpoch(epochs, advance, lines), keep]
-    if bar:
-        callbacks.append(TQDMProgressBar(refresh_rate=5))
     network.train()
     with _quiet(), _interruptible(), _own_random_state():
         trainer = L.Trainer(
@@ -272,9 +252,9 @@ def train_network(
             devices=1,
             precision=recipe.precision,  # type: ignore[arg-type]
             logger=False,
-            callbacks=callbacks,
+            callbacks=[_StartEpoch(epochs, advance), keep],
             enable_checkpointing=True,
-            enable_progress_bar=bar,
+            enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )

@@ -4,29 +4,22 @@
 ``"torchvision/<name>"`` build from these libraries.
 """
 
-from sigmanens.lab.backbones.cifar_resnet import CifarBlock, CifarResNet, cifar_resnet
-from sigmanens.lab.backbones.efficientnet_lite import efficientnet_lite0
+from sigmanens.lab.backbones.cifar_resnet import CifarBlock, CifarResNet, cifar_resnet, digits_net
 from sigmanens.lab.backbones.registry import BACKBONES, build_backbone
-from sigmanens.lab.backbones.resnet import BasicBlock, Bottleneck, ResNet, resnet18, resnet50
-from sigmanens.lab.backbones.small import digits_net
+from sigmanens.lab.backbones.resnet import resnet18, resnet50
 from sigmanens.lab.backbones.weights import load_weights
-from sigmanens.lab.backbones.wide_resnet import WideBlock, WideResNet, wrn28_10
+from sigmanens.lab.backbones.wide_resnet import WideBlock, WideResNet
 
 __all__ = [
     "BACKBONES",
-    "BasicBlock",
-    "Bottleneck",
     "CifarBlock",
     "CifarResNet",
-    "ResNet",
     "WideBlock",
     "WideResNet",
     "build_backbone",
     "cifar_resnet",
     "digits_net",
-    "efficientnet_lite0",
     "load_weights",
     "resnet18",
     "resnet50",
-    "wrn28_10",
 ]

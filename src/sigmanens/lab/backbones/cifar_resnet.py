@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones.checks import check_positive
+from sigmanens.lab.backbones.staged import StagedNet
 
 
 class CifarBlock(nn.Module):
@@ -62,11 +63,8 @@ class CifarBlock(nn.Module):
         return x
 
 
-class CifarResNet(nn.Module):
-    """A 3x3 stem, stages of :class:`CifarBlock`, a global average pool and a linear head.
-
-    Modules: ``conv1, bn1, layer{1,2,..}.{i}.{conv1,bn1,conv2,bn2}, linear``. Every stage after the
-    first halves the picture and doubles the channels.
+class CifarResNet(StagedNet):
+    """A :class:`StagedNet` of :class:`CifarBlock`; later stages double the channels.
 
     Args:
         blocks: number of blocks of each stage.
@@ -90,41 +88,19 @@ class CifarResNet(nn.Module):
         shortcut: str = "pad",
         init: str = "he",
     ) -> None:
-        super().__init__()
         for key, value, known in (
             ("shortcut", shortcut, ("pad", "conv")),
             ("init", init, ("he", "torch")),
         ):
             if value not in known:
                 raise ConfigError(f"{key} must be one of {', '.join(known)}; got {value!r}.")
-        check_positive(num_classes=num_classes, width=width, in_channels=in_channels)
-        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.num_stages = len(blocks)
-        in_width = width
-        for stage, count in enumerate(blocks):
-            out_width = width * 2**stage
-            layers = []
-            for i in range(count):
-                layers.append(_block(in_width, out_width, stage, i, shortcut))
-                in_width = out_width
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
-        self.linear = nn.Linear(in_width, num_classes)
+        super().__init__(
+            partial(CifarBlock, projection=shortcut == "conv"), blocks,
+            [width * 2**i for i in range(len(blocks))], 1, width, num_classes, in_channels,
+        )  # fmt: skip
         for module in self.modules():
             if init == "he" and isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map pictures x (B, in_channels, H, W) to logits (B, num_classes)."""
-        x = F.relu(self.bn1(self.conv1(x)))
-        for stage in range(1, self.num_stages + 1):
-            x = getattr(self, f"layer{stage}")(x)
-        return self.linear(x.mean(dim=(2, 3)))
-
-
-def _block(in_width: int, out_width: int, stage: int, i: int, shortcut: str) -> CifarBlock:
-    stride = 2 if stage and not i else 1
-    return CifarBlock(in_width, out_width, stride, projection=shortcut == "conv")
 
 
 def cifar_resnet(
@@ -160,3 +136,24 @@ def cifar_resnet(
             f"A CIFAR ResNet has depth 6n + 2 (8, 14, 20, 32, 44, 56, 110); got {depth}."
         )
     return CifarResNet((blocks,) * 3, num_classes, width, in_channels, shortcut, init)
+
+
+def digits_net(width: int = 16, num_classes: int = 10, in_channels: int = 1) -> CifarResNet:
+    """Residual network for 8x8 grey digits: the CIFAR ResNet cut down to two stages of one block.
+
+    ``conv1, bn1`` at 8x8, ``layer1.0`` (width channels, 8x8), ``layer2.0`` (2 width channels, 4x4),
+    global average pool, ``linear``. After He et al., arXiv 1512.03385. It has 19,130
+    parameters at width 16.
+
+    Args:
+        width: channels of the first stage.
+        num_classes: number of logits.
+        in_channels: channels of the picture.
+
+    Returns:
+        A network from (B, in_channels, H, W), H and W at least 2, to (B, num_classes).
+
+    Raises:
+        ConfigError: if a size is not a positive integer.
+    """
+    return CifarResNet((1, 1), num_classes, width, in_channels)

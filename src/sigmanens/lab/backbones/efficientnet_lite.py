@@ -8,8 +8,6 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.backbones.checks import check_positive, check_rate
 from sigmanens.lab.backbones.weights import load_weights
 
-__all__ = ["LITE0_CLASSES", "efficientnet_lite0"]
-
 LITE0_CLASSES = 1000
 """Classes in which the pretrained head answers: those of ImageNet-1k."""
 

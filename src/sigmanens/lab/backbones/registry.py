@@ -10,15 +10,16 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
-from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones.cifar_resnet import cifar_resnet
+from sigmanens.errors import ConfigError, DataError
+from sigmanens.lab.backbones.cifar_resnet import cifar_resnet, digits_net
 from sigmanens.lab.backbones.efficientnet_lite import LITE0_CLASSES, efficientnet_lite0
 from sigmanens.lab.backbones.resnet import resnet18, resnet50
-from sigmanens.lab.backbones.small import digits_net
 from sigmanens.lab.backbones.tokens import token_classifier
 from sigmanens.lab.backbones.wide_resnet import wrn28_10
+from sigmanens.lab.config import ModelConfig
 from sigmanens.lab.plugins import imported, is_import
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
@@ -52,7 +53,7 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
 
     Raises:
         ConfigError: if the name is unknown, an argument does not fit, or the library is not
-            installed.
+            installed. DataError: if pretrained weights cannot be loaded.
     """
     if is_import(name):
         return _own(imported(name, "model.name")(**kwargs), name)
@@ -79,6 +80,17 @@ def build_backbone(name: str, **kwargs: Any) -> nn.Module:
     return builder(**kwargs)
 
 
+def drawn_backbone(model: ModelConfig, classes: int, seed: int) -> nn.Module:
+    """The network that a configuration names; what is random in it depends on the seed alone.
+
+    Raises:
+        ConfigError, DataError: as :func:`build_backbone`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_backbone(model.name, **({"num_classes": classes} | model.options))
+
+
 def _own(network: Any, name: str) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{name} returned a {type(network).__name__}; expected a torch module")
@@ -101,22 +113,6 @@ def pretrained_classes(name: str) -> int | None:
     return None if found is None else int(found.num_classes)
 
 
-def check_trained_head(name: str, classes: int, remedy: str) -> None:
-    """Raise ConfigError if the head of pretrained weights would not be theirs.
-
-    Args:
-        name: as for :func:`build_backbone`.
-        classes: number of classes of the data.
-        remedy: what to do then, a sentence.
-    """
-    known = pretrained_classes(name)
-    if known is not None and known != classes:
-        raise ConfigError(
-            f"the pretrained weights of {name} answer in {known} classes, the data have {classes}: "
-            f"the head is new, and 'single' would be a network with a random head. {remedy}"
-        )
-
-
 def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     timm = _import_library("timm")
     if not timm.is_model(model):
@@ -128,6 +124,8 @@ def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         return timm.create_model(model, pretrained=pretrained, **kwargs)
     except TypeError as error:
         raise ConfigError(f"timm/{model} was built with a wrong argument: {error}.") from error
+    except (OSError, RuntimeError) as error:
+        raise _unloaded(f"timm/{model}", error) from error
 
 
 def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -148,6 +146,17 @@ def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> n
         raise ConfigError(
             f"torchvision/{model} was built with a wrong argument: {error}"
         ) from error
+    except (OSError, RuntimeError) as error:
+        raise _unloaded(f"torchvision/{model}", error) from error
+
+
+def _unloaded(name: str, error: Exception) -> DataError:
+    """What is said of weights that are not there, not reached or not whole."""
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return DataError(
+        f"the weights of {name} cannot be loaded: {reason} Is the network reachable? A file of "
+        "weights is given as model.weights"
+    )
 
 
 def _torchvision_classes(model: str) -> int | None:

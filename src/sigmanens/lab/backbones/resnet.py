@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigmanens.lab.backbones.checks import check_positive, check_rate
+from sigmanens.lab.backbones.staged import StagedNet
 
 
 def _projection(in_width: int, out_width: int, stride: int) -> nn.Sequential:
@@ -79,12 +80,12 @@ class Bottleneck(nn.Module):
         return F.relu(out + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """A 3x3 stem of stride 1 without max pool, four stages of blocks, average pool and linear head.
+class ResNet(StagedNet):
+    """A :class:`StagedNet` of four stages, for 32x32 pictures.
 
-    Modules: ``conv1, bn1, layer{1..4}.{i}.{conv1,bn1,conv2,bn2[,conv3,bn3],shortcut.{0,1}},
-    linear``. The structure, names and (PyTorch default) initialisation follow the CIFAR style of
-    torch-uncertainty, which the published σN-Ens numbers were made with.
+    Blocks have the modules ``conv1,bn1,conv2,bn2[,conv3,bn3],shortcut.{0,1}``. The structure, names
+    and initialisation follow the CIFAR style of torch-uncertainty, which the published σN-Ens
+    numbers were made with.
 
     Args:
         block: :class:`BasicBlock` or :class:`Bottleneck`.
@@ -93,9 +94,6 @@ class ResNet(nn.Module):
         width: channels of the stem; stage i has width * 2**i (times the block's expansion).
         in_channels: channels of the picture.
         dropout: probability of dropping, in every block and before the head.
-
-    Raises:
-        ConfigError: if a size is not a positive integer or the dropout is not in [0, 1).
     """
 
     def __init__(
@@ -107,32 +105,10 @@ class ResNet(nn.Module):
         in_channels: int = 3,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_positive(num_classes=num_classes, width=width, in_channels=in_channels)
-        check_rate("dropout", dropout)
-        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        in_width = width
-
-        def stage(index: int) -> nn.Sequential:
-            nonlocal in_width
-            layers = []
-            for i in range(blocks[index]):
-                stride = 2 if index and not i else 1
-                layers.append(block(in_width, width * 2**index, stride, dropout))
-                in_width = width * 2**index * block.expansion
-            return nn.Sequential(*layers)
-
-        self.layer1, self.layer2 = stage(0), stage(1)
-        self.layer3, self.layer4 = stage(2), stage(3)
-        self.final_dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(in_width, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map pictures x (B, in_channels, H, W) to logits (B, num_classes)."""
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.linear(self.final_dropout(x.mean(dim=(2, 3))))
+        super().__init__(
+            partial(block, dropout=dropout), blocks, [width * 2**i for i in range(len(blocks))],
+            block.expansion, width, num_classes, in_channels, dropout,
+        )  # fmt: skip
 
 
 def resnet18(

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
 
-__all__ = ["TokenClassifier", "length_order", "pretrained_place", "token_classifier"]
-
 
 class TokenClassifier(nn.Module):
     """A sequence classifier of one input: token numbers (B, L), filled up on the right.
 
-    Columns in which every row is padding are cut off before the network runs.
+    Columns in which every row is padding are cut off before the network runs, but for a graph that
+    is being traced: that keeps the length of its example.
 
     Args:
         model: of transformers; takes ``input_ids`` and ``attention_mask``, gives ``logits``.
@@ -30,8 +29,9 @@ class TokenClassifier(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, C) of tokens (B, L), int64."""
         seen = tokens != self.padding
-        longest = max(int(seen.sum(1).max()), 1)
-        seen, tokens = seen[:, :longest], tokens[:, :longest]
+        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # type: ignore[attr-defined]
+            longest = max(int(seen.sum(1).max()), 1)
+            seen, tokens = seen[:, :longest], tokens[:, :longest]
         logits: Tensor = self.model(input_ids=tokens, attention_mask=seen.to(torch.int64)).logits
         return logits
 

@@ -87,7 +87,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
                 f"{', '.join(_TORCH_SUFFIXES)}."
             )
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError) as error:
         raise DataError(f"{path} cannot be read as a file of tensors: {error}") from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]

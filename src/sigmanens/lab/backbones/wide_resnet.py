@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones.checks import check_positive, check_rate
+from sigmanens.lab.backbones.checks import check_positive
+from sigmanens.lab.backbones.staged import StagedNet
 
 
 class WideBlock(nn.Module):
@@ -43,13 +46,12 @@ class WideBlock(nn.Module):
         return F.relu(self.bn2(out))
 
 
-class WideResNet(nn.Module):
-    """A 3x3 stem of 16 channels, three stages of :class:`WideBlock`, average pool and linear head.
+class WideResNet(StagedNet):
+    """A :class:`StagedNet` with a stem of 16 channels and three stages of :class:`WideBlock`.
 
-    Modules: ``conv1, bn1, layer{1,2,3}.{i}.{conv1,bn1,conv2,bn2,shortcut.0}, linear``. The
-    structure and (PyTorch default) initialisation follow the CIFAR style of torch-uncertainty,
-    which the published σN-Ens numbers were made with; the original network puts the norms before
-    the convolutions.
+    The structure and initialisation follow the CIFAR style of torch-uncertainty, which the
+    published σN-Ens numbers were made with; the original network puts the norms before the
+    convolutions.
 
     Args:
         depth: number of layers, 6n + 4 with n >= 1 blocks a stage.
@@ -73,31 +75,15 @@ class WideResNet(nn.Module):
         dropout: float = 0.0,
         conv_bias: bool = True,
     ) -> None:
-        super().__init__()
-        check_positive(widen_factor=widen_factor, num_classes=num_classes, in_channels=in_channels)
-        check_rate("dropout", dropout)
+        check_positive(widen_factor=widen_factor)
         blocks, rest = divmod(depth - 4, 6)
         if rest or blocks < 1:
             raise ConfigError(f"A wide ResNet has depth 6n + 4 (10, 16, 28, 40); got {depth}.")
-        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=conv_bias)
-        self.bn1 = nn.BatchNorm2d(16)
-
-        def stage(in_width: int, width: int, stride: int) -> nn.Sequential:
-            first = WideBlock(in_width, width, stride, dropout, conv_bias)
-            others = (WideBlock(width, width, 1, dropout, conv_bias) for _ in range(blocks - 1))
-            return nn.Sequential(first, *others)
-
-        self.layer1 = stage(16, 16 * widen_factor, 1)
-        self.layer2 = stage(16 * widen_factor, 32 * widen_factor, 2)
-        self.layer3 = stage(32 * widen_factor, 64 * widen_factor, 2)
-        self.final_dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(64 * widen_factor, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map pictures x (B, in_channels, H, W) to logits (B, num_classes)."""
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(self.final_dropout(x.mean(dim=(2, 3))))
+        super().__init__(
+            partial(WideBlock, dropout=dropout, conv_bias=conv_bias), (blocks,) * 3,
+            [n * widen_factor for n in (16, 32, 64)], 1, 16, num_classes, in_channels, dropout,
+            conv_bias,
+        )  # fmt: skip
 
 
 def wrn28_10(

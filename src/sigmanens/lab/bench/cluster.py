@@ -11,8 +11,6 @@ from typing import Any
 from sigmanens.errors import RunError
 from sigmanens.lab.bench.runner import Execute, Job, run_trial
 
-__all__ = ["ray_execute"]
-
 _RETRIES = 3
 """How often a training whose worker died is begun again, at its last finished epoch."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def preset_path(name: str) -> Path:
     if name not in PRESETS:
         raise ConfigError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     return _FOLDER / f"{name}.yaml"
+
+
+def _usable(taus: Sequence[float]) -> bool:
+    """Whether there is a τ, each is a number > 0, and none is given twice."""
+    return bool(taus) and len(set(taus)) == len(taus) and all(0 < t < math.inf for t in taus)
 
 
 @dataclass
@@ -138,9 +144,7 @@ class BenchConfig:
             values = getattr(self, key)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{key} is {values}; expected at least one, each once")
-        if "sigmanens" in self.methods and (
-            not self.taus or len(set(self.taus)) < len(self.taus) or min(self.taus) <= 0
-        ):
+        if "sigmanens" in self.methods and not _usable(self.taus):
             raise ConfigError(f"taus is {self.taus}; expected at least one τ > 0, each once")
         if self.members is not None and (not self.members or min(self.members) < 1):
             raise ConfigError(f"members is {self.members}; expected numbers of at least 1")
@@ -206,7 +210,7 @@ class BenchConfig:
                 "the name of a folder"
             )
         changed, taus = self.changed(name), self.variants[name].taus
-        if taus is not None and (not taus or len(set(taus)) < len(taus) or min(taus) <= 0):
+        if taus is not None and not _usable(taus):
             raise ConfigError(f"variant {name!r} has taus {taus}; expected τ > 0, each once")
         try:
             replace(changed, variants={}).check()

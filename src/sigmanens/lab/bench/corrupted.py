@@ -15,18 +15,9 @@ from sigmanens.lab.config import DataConfig
 from sigmanens.lab.data import EncodedSet, ImageSet, LazyPictures, resize_images
 from sigmanens.lab.data.framing import RandomView
 from sigmanens.lab.data.images import normalize
-from sigmanens.lab.data.sets import PictureSet, load_sets
+from sigmanens.lab.data.sets import PictureSet, load_test
+from sigmanens.lab.data.texts import TokenSet, encode, load_tokenizer
 from sigmanens.lab.digits import Labelled
-
-__all__ = [
-    "KEPT_BYTES",
-    "CorruptedPictures",
-    "check_names",
-    "corruption_names",
-    "draw_rows",
-    "first_of",
-    "picture_corrupter",
-]
 
 KEPT_BYTES = 2**30
 """Corrupted pictures are kept if all kinds and severities of a study take at most so much."""
@@ -107,18 +98,13 @@ def picture_corrupter(
 
 def _clean(config: DataConfig, rows: Tensor) -> PictureSet:
     """Test pictures at their own size, or at that of the network where they differ."""
-    network = replace(config, ood={}, ood_splits={}, ood_without={}, shift={})
     if config.crop is None and config.size is not None:
-        own = replace(network, size=None)
+        own = replace(config, size=None)
         with suppress(MixedSizesError):
-            found = _in_memory(_test(own).subset(rows))
+            found = _in_memory(load_test(own)[1].subset(rows))
             if isinstance(found, ImageSet):
                 return found
-    return _in_memory(_test(network).subset(rows))
-
-
-def _test(config: DataConfig) -> PictureSet:
-    return load_sets(config, training=False).test
+    return _in_memory(load_test(config)[1].subset(rows))
 
 
 def _in_memory(pictures: PictureSet) -> PictureSet:
@@ -128,29 +114,42 @@ def _in_memory(pictures: PictureSet) -> PictureSet:
     return pictures
 
 
-def corruption_names(given: list[str]) -> tuple[str, ...]:
-    """The corruptions of pictures that a study names, each once: "standard" and "all" are groups.
+def text_corrupter(
+    config: DataConfig, test: TokenSet, rows: Mapping[str, Tensor]
+) -> Callable[[str, int], Labelled]:
+    """The same of test texts."""
+    from sigmanens.evaluation.corruption import corrupt_text
+
+    tokenizer = load_tokenizer(str(config.tokenizer))
+
+    def corrupted(name: str, severity: int) -> Labelled:
+        some = test.subset(rows[name])
+        changed = corrupt_text(some.texts, name, severity, seed=config.seed)
+        return Labelled(encode(changed, tokenizer, config.length), some.labels)
+
+    return corrupted
+
+
+def corruption_names(given: list[str], texts: bool = False) -> tuple[str, ...]:
+    """The corruptions that a study names, each once: "standard" and "all" are groups.
 
     Raises:
         ConfigError: for a name that is none.
     """
     if not given:
         return ()
-    from sigmanens.evaluation.corruption import CORRUPTIONS, EXTRA_CORRUPTIONS
+    from sigmanens.evaluation.corruption import CORRUPTIONS, EXTRA_CORRUPTIONS, TEXT_CORRUPTIONS
 
     known = {"standard": tuple(CORRUPTIONS), "all": (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
+    if texts:
+        known = dict.fromkeys(known, tuple(TEXT_CORRUPTIONS))
     names = tuple(dict.fromkeys(name for g in given for name in known.get(g, (g,))))
-    check_names(names, known["all"])
-    return names
-
-
-def check_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Raise ConfigError unless all names are known."""
-    unknown = [n for n in names if n not in known]
+    unknown = [n for n in names if n not in known["all"]]
     if unknown:
         raise ConfigError(
-            f"measure.corruptions names {unknown[0]!r}; known here: {', '.join(known)}"
+            f"measure.corruptions names {unknown[0]!r}; known here: {', '.join(known['all'])}"
         )
+    return names
 
 
 def draw_rows(

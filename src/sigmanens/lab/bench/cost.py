@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
-from sigmanens.lab.bench.material import Material, load_base_pictures, load_material
+from sigmanens.lab.bench.material import Material, load_base_pictures, load_material, unread
 from sigmanens.lab.bench.methods import builder_of, separate_network
 from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
@@ -24,8 +24,6 @@ from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.report.naming import label
 from sigmanens.lab.training import parameters, steps_of_epoch
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = ["Cost", "cost_of", "cost_table", "multiply_adds"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def cost_table(config: BenchConfig) -> Table:
         ConfigError: for a study that no part could run. What building a network raises.
     """
     config.check()
-    config = _unread(config)
+    config = unread(config)
     trials = [t for t in trials_of(config) if t.seed == config.seeds[0]]
     table = Table(title=f"{config.study}: what each training costs", box=box.SIMPLE_HEAD)
     table.add_column("training")
@@ -136,14 +134,6 @@ def cost_table(config: BenchConfig) -> Table:
         f"momentum in float32; {seeds} of each"
     )
     return table
-
-
-def _unread(config: BenchConfig) -> BenchConfig:
-    """The same study, of whose pictures none is decoded before a step needs it."""
-    if config.data.tokenizer is not None or config.data.source == "digits":
-        return config
-    data, measure = replace(config.data, lazy=True), replace(config.measure, corruptions=[])
-    return replace(config, data=data, measure=measure)
 
 
 def _two(material: Material) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,6 @@ from sigmanens.lab.findings import ONE_RUN, add_findings
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.runs import environment
 
-__all__ = ["choose", "gather"]
-
 _CRITERION = "validation nll_calibrated"
 
 

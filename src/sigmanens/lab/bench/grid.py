@@ -6,8 +6,6 @@ import math
 
 from sigmanens.errors import ConfigError
 
-__all__ = ["geometric"]
-
 
 def geometric(text: str) -> list[float]:
     """Numbers in equal ratios: "0.1:10:3" is 0.1, 1, 10; rounded to three digits.

@@ -13,36 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.errors import ConfigError
-from sigmanens.lab.backbones import registry
+from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.corrupted import (
-    check_names,
     corruption_names,
     draw_rows,
-    first_of,
     picture_corrupter,
+    text_corrupter,
 )
 from sigmanens.lab.config import DataConfig
-from sigmanens.lab.data.sets import (
-    PictureSet,
-    check_splits,
-    held_out,
-    load_sets,
-    load_train_whole,
-    same_classes,
-)
+from sigmanens.lab.data.sets import PictureSet, check_splits, load_sets, load_train_whole
+from sigmanens.lab.data.texts import TokenSet
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import EvaluationData
-
-__all__ = [
-    "Material",
-    "check_padding",
-    "check_trained_head",
-    "first_of",
-    "load_base_pictures",
-    "load_material",
-    "located",
-]
 
 DIGITS_NOISE = 3
 """Severity of the noise that training and test digits have."""
@@ -113,18 +96,36 @@ def load_base_pictures(config: BenchConfig) -> tuple[Labelled, int]:
     return _labelled(images), len(images.classes)
 
 
-def check_trained_head(config: BenchConfig, classes: int) -> None:
+def unread(config: BenchConfig) -> BenchConfig:
+    """The same study, of whose pictures none is decoded before it is needed."""
+    if config.data.tokenizer is not None or config.data.source == "digits":
+        return config
+    data, measure = replace(config.data, lazy=True), replace(config.measure, corruptions=[])
+    return replace(config, data=data, measure=measure)
+
+
+def check_trained_head(
+    config: BenchConfig,
+    classes: int,
+    remedy: str = "Set trained_head: false, so that one network is trained first",
+) -> None:
     """Raise ConfigError if a pretrained head is said to answer, and cannot: it has other classes.
 
     Args:
         config: the study.
         classes: number of classes of its data.
+        remedy: what to do then.
     """
     model = config.model
     if not config.pretrained or model.weights or config.pretrain:
         return  # a file that does not fit is refused by itself
-    remedy = "Set trained_head: false, so that one network is trained first"
-    registry.check_trained_head(model.name, classes, remedy)
+    known = pretrained_classes(model.name)
+    if known is not None and known != classes:
+        raise ConfigError(
+            f"the pretrained weights of {model.name} answer in {known} classes, the data have "
+            f"{classes}: the head is new, and 'single' would be a network with a random head. "
+            f"{remedy}"
+        )
 
 
 def check_padding(network: nn.Module, padding: int | None, name: str) -> None:
@@ -143,124 +144,41 @@ def _material(data: str, measure: str, seed: int) -> Material:
     corruptions, limit, draw = json.loads(measure)
     if config.source == "digits":
         return _digits(seed, config.limit or 200)
-    if config.tokenizer is not None:
-        return _texts(config, corruptions, limit, draw)
-    return _pictures(config, corruptions, limit, draw)
-
-
-def _pictures(config: DataConfig, corruptions: list[str], limit: int, draw: str) -> Material:
     sets = load_sets(config)
-    assert sets.train is not None
-    kinds = corruption_names(corruptions)
+    kinds = corruption_names(corruptions, texts=config.tokenizer is not None)
     rows = draw_rows(sets.test.labels, limit, kinds, draw, config.seed)
+    corrupt, what = None, f"texts of at most {config.length} tokens"
+    if not isinstance(sets.test, TokenSet):
+        what = f"pictures of {sets.test.side} px"
+        corrupt = picture_corrupter(config, rows) if rows else None
+    elif rows:
+        corrupt = text_corrupter(config, sets.test, rows)
     return Material(
         train=_labelled(sets.train),
         data=EvaluationData(
             _labelled(sets.validation),
             _labelled(sets.test),
-            {name: images.normalized() for name, images in sets.ood.items()},
+            {name: examples.normalized() for name, examples in sets.ood.items()},
         ),
         classes=len(sets.classes),
-        shift={name: _labelled(images) for name, images in sets.shift.items()},
-        corrupt=picture_corrupter(config, rows) if rows else None,
+        shift={name: _labelled(examples) for name, examples in sets.shift.items()},
+        corrupt=corrupt,
         corrupted=rows,
-        names=_names(config, sets, f"pictures of {sets.test.side} px"),
+        names={
+            "description": f"{Path(config.source).name}: {len(sets.train):,} training {what}, "
+            f"{len(sets.classes)} classes",
+            "train": len(sets.train),
+            "validation": len(sets.validation),
+            "test": len(sets.test),
+            "ood": {name: len(examples) for name, examples in sets.ood.items()},
+            "shift": {name: len(examples) for name, examples in sets.shift.items()},
+        },
+        padding=getattr(sets.test, "padding", None),
     )
 
 
-def _names(config: DataConfig, sets: Any, what: str) -> dict[str, Any]:
-    return {
-        "description": f"{Path(config.source).name}: {len(sets.train):,} training {what}, "
-        f"{len(sets.classes)} classes",
-        "train": len(sets.train),
-        "validation": len(sets.validation),
-        "test": len(sets.test),
-        "ood": {name: len(examples) for name, examples in sets.ood.items()},
-        "shift": {name: len(examples) for name, examples in sets.shift.items()},
-    }
-
-
-def _labelled(images: PictureSet) -> Labelled:
-    return Labelled(images.normalized(), images.labels)
-
-
-def _texts(config: DataConfig, corruptions: list[str], limit: int, draw: str) -> Material:
-    from sigmanens.evaluation.corruption import TEXT_CORRUPTIONS, corrupt_text
-    from sigmanens.lab.data.texts import TokenSet, encode, load_texts, load_tokenizer
-
-    tokenizer = load_tokenizer(str(config.tokenizer))
-
-    def load(source: str, split: str, count: int | None) -> TokenSet:
-        own = config.label_column if source == config.source else None
-        return load_texts(
-            source, split, tokenizer=tokenizer, length=config.length, limit=count,
-            seed=config.seed, label_column=own,
-            stratify=config.stratify and source == config.source,
-        )  # fmt: skip
-
-    check_splits(config)
-    test = load(config.source, config.test_split, config.test_limit)
-    held = config.validation_from_train
-    if held is not None:
-        count = None if config.limit is None else config.limit + held
-        both = load(config.source, config.train_split, count)
-        train, validation = held_out(both, config)
-    else:
-        train = load(config.source, config.train_split, config.limit)
-        if config.validation_split is not None:
-            validation = load(config.source, config.validation_split, None)
-        else:
-            validation, test = test.split(config.holdout, config.seed)
-    ood = {
-        name: load(source, config.ood_splits.get(name, config.test_split), config.ood_limit)
-        for name, source in config.ood.items()
-    }
-    shift = {n: load(s, config.test_split, config.ood_limit) for n, s in config.shift.items()}
-    for name, found in shift.items():
-        same_classes(test.classes, found.classes, name)
-
-    names = (
-        tuple(TEXT_CORRUPTIONS) if set(corruptions) & {"standard", "all"} else tuple(corruptions)
-    )
-    check_names(names, tuple(TEXT_CORRUPTIONS))
-    rows = draw_rows(test.labels, limit, names, draw, config.seed)
-
-    def corrupt(name: str, severity: int) -> Labelled:
-        some = test.subset(rows[name])
-        changed = corrupt_text(some.texts, name, severity, seed=config.seed)
-        return Labelled(encode(changed, tokenizer, config.length), some.labels)
-
-    sets = _TextSets(train, validation, test, ood, shift)
-    return Material(
-        train=Labelled(train.tokens, train.labels),
-        data=EvaluationData(
-            Labelled(validation.tokens, validation.labels),
-            Labelled(test.tokens, test.labels),
-            {name: found.tokens for name, found in ood.items()},
-        ),
-        classes=len(test.classes),
-        shift={name: Labelled(found.tokens, found.labels) for name, found in shift.items()},
-        corrupt=corrupt if names else None,
-        corrupted=rows,
-        names=_names(config, sets, f"texts of at most {config.length} tokens"),
-        padding=test.padding,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _TextSets:
-    """Like ``ImageSets``."""
-
-    train: Any
-    validation: Any
-    test: Any
-    ood: Mapping[str, Any]
-    shift: Mapping[str, Any]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        found: tuple[str, ...] = self.test.classes
-        return found
+def _labelled(examples: PictureSet | TokenSet) -> Labelled:
+    return Labelled(examples.normalized(), examples.labels)
 
 
 def _digits(seed: int, count: int) -> Material:

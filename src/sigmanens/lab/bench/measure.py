@@ -13,8 +13,8 @@ from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import InputError, SigmaNensWarning
 from sigmanens.evaluation import metrics
 from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
+from sigmanens.lab.bench.corrupted import first_of
 from sigmanens.lab.bench.cost import multiply_adds
-from sigmanens.lab.bench.material import first_of
 from sigmanens.lab.bench.methods import Outcome
 from sigmanens.lab.bench.under_corruption import brief, measure_corrupted
 from sigmanens.lab.bench.work import Workshop
@@ -23,8 +23,6 @@ from sigmanens.lab.digits import Labelled
 from sigmanens.lab.ood_scores import feature_options
 from sigmanens.lab.rows import EvaluationData, evaluate, member_logits
 from sigmanens.lab.training import members_of, parameters
-
-__all__ = ["FITTED_ON", "measure_outcome", "prediction_name"]
 
 FITTED_ON = 5000
 """Training examples that OOD scores of features are fitted on, at most."""

@@ -17,15 +17,6 @@ from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.rows import MemberLogits, member_logits, tempered
 from sigmanens.seeding import own_seed
 
-__all__ = [
-    "BUILDERS",
-    "Outcome",
-    "builder_of",
-    "separate_network",
-    "train_method",
-    "with_fresh_head",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Outcome:

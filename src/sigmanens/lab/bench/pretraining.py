@@ -8,21 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.errors import ConfigError, RunError
-from sigmanens.lab.backbones import build_backbone
+from sigmanens.lab.backbones.registry import drawn_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import load_base_pictures
+from sigmanens.lab.runs import write_tensors
 from sigmanens.lab.training import train_network
-from sigmanens.saving.checkpoint import write_atomic
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = ["Base", "build_base", "train_base"]
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,11 @@ def build_base(config: BenchConfig, classes: int) -> nn.Module:
     """The untrained base; its weights depend on ``pretrain.seed`` alone.
 
     Raises:
-        ConfigError: if the study trains none, or as ``build_backbone``.
+        ConfigError: if the study trains none, or as ``drawn_backbone``.
     """
     if config.pretrain is None:
         raise ConfigError("the study has no pretrain: its trainings start from what model says")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.pretrain.seed)
-        return build_backbone(
-            config.model.name, **({"num_classes": classes} | config.model.options)
-        )
+    return drawn_backbone(config.model, classes, config.pretrain.seed)
 
 
 def train_base(
@@ -82,10 +74,8 @@ def train_base(
         SeparateNetworks([network]), data, config.pretrain.recipe, EnsembleLoss(),
         seed=config.pretrain.seed, folder=folder / "training", advance=advance,
     )  # fmt: skip
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     told = {"seconds": done.seconds, "history": done.history, "train": len(data.labels)}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save_tensors(tensors, {"training": json.dumps(told)}))
+    write_tensors(path, network.state_dict(), {"training": json.dumps(told)})
     shutil.rmtree(folder / "training", ignore_errors=True)
     return Base(path, **told)  # type: ignore[arg-type]
 

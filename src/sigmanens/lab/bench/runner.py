@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from sigmanens.errors import RunError, SigmaNensError
@@ -26,11 +26,8 @@ from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
 from sigmanens.lab.plain import to_json
 from sigmanens.lab.report import write_report
-from sigmanens.lab.runs import Run, read_config, read_metrics
-from sigmanens.lab.workers import run_jobs
-from sigmanens.saving.checkpoint import write_atomic
-
-__all__ = ["EXTENDABLE", "Execute", "Job", "run_bench", "run_trial"]
+from sigmanens.lab.runs import Run, read_config, read_metrics, write_file, write_tensors
+from sigmanens.lab.workers import Advance, run_jobs
 
 EXTENDABLE = (
     "data_root", "measure", "members", "methods", "seeds", "taus", "variants", "weights", "workers",
@@ -39,7 +36,7 @@ EXTENDABLE = (
 
 Job = tuple[dict[str, Any], Trial, str]
 """A configuration in plain types, a trial of it, and the trial's folder."""
-Execute = Callable[[list[Job], Callable[[float], None]], list[str]]
+Execute = Callable[[list[Job], Advance], list[str]]
 """Runs jobs, telling the cost of what is done; the errors, "" for what went well."""
 
 
@@ -102,19 +99,16 @@ def run_bench(
     if len(todo) < len(trials):
         console.print(f"{len(trials) - len(todo)} of {len(trials)} trainings are finished already")
     execute = execute or (lambda js, advance: run_jobs(run_trial, js, config.workers, advance))
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
-        base = _base(config, run.path("base"), p) if todo else None
-        if base is not None:
-            plain = BenchConfig.from_dict(plain).started_from(str(base.path.resolve())).to_dict()
-        jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
+    base = None
+    if todo and config.pretrain is not None:
+        with progress(console, "the base network", config.pretrain.recipe.epochs) as advance:
+            base = train_base(config, run.path("base"), lambda: advance(1.0))
+        plain = BenchConfig.from_dict(plain).started_from(str(base.path.resolve())).to_dict()
+    jobs: list[Job] = [(plain, t, str(folders[t].resolve())) for t in todo]
+    if jobs:
         total = config.recipe.epochs * sum(t.members for t in todo)
-        task = p.add_task(f"{len(todo)} trainings", total=total)
-        if jobs:
-            execute(jobs, lambda cost: p.advance(task, cost))
+        with progress(console, f"{len(todo)} trainings", total) as advance:
+            execute(jobs, advance)
     finished = {t: folders[t] for t in trials if (folders[t] / "rows.json").exists()}
     failures = {t.key: _last_line(folders[t] / "error.txt") for t in trials if t not in finished}
     if not finished:
@@ -128,14 +122,16 @@ def run_bench(
     return metrics
 
 
-def _base(config: BenchConfig, folder: Path, progress: Progress) -> Base | None:
-    """The trained network that the study's trainings start from, if it has one."""
-    if config.pretrain is None:
-        return None
-    task = progress.add_task("the base network", total=config.pretrain.recipe.epochs)
-    base = train_base(config, folder, lambda: progress.advance(task))
-    progress.update(task, completed=config.pretrain.recipe.epochs)
-    return base
+@contextmanager
+def progress(console: Console, name: str, total: float) -> Iterator[Advance]:
+    """A bar while something runs, where the console is a terminal, and what moves it."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        task = p.add_task(name, total=total)
+        yield lambda cost: p.advance(task, cost)
 
 
 def _told(config: BenchConfig, base: Base | None, earlier: Mapping[str, Any]) -> Any:
@@ -194,43 +190,62 @@ def _finished(folder: Path, trial: Trial, config: BenchConfig) -> bool:
     return {m for m in config.members or [] if m <= trial.members} <= present
 
 
-def run_trial(job: Job, advance: Callable[[float], None]) -> str:
+def run_trial(job: Job, advance: Advance) -> str:
     """Train and measure one trial, and write its folder; "" or why it failed.
 
     The folder holds ``rows.json``, written last, and ``predictions.safetensors``; or ``error.txt``.
     """
     plain, trial, place = job
     folder = Path(place)
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "error.txt").unlink(missing_ok=True)
     try:
-        _do(BenchConfig.from_dict(plain), trial, folder, advance)
+        do_trial(BenchConfig.from_dict(plain), trial, folder, advance)
     except Exception as e:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         known = isinstance(e, SigmaNensError)
         return str(e) if known else f"{type(e).__name__}: {e}"
     return ""
 
 
-def _do(config: BenchConfig, trial: Trial, folder: Path, advance: Callable[[float], None]) -> None:
+def do_trial(
+    config: BenchConfig,
+    trial: Trial,
+    folder: Path,
+    advance: Advance,
+    wanted: Collection[str] | None = None,
+) -> None:
+    """Train and measure one trial, and write its rows and predictions.
+
+    Args:
+        config: the study.
+        trial: which training.
+        folder: of the trial; what an earlier call left there is used.
+        advance: told the cost of each epoch of one network.
+        wanted: methods of the rows to make; what none of them needs is not trained. None: all.
+
+    Raises:
+        what building, training and measuring raise.
+    """
     changed = config.changed(trial.variant)
-    material = load_material(changed, trial.seed)
-    shop = Workshop(changed, trial, material, folder, advance)
-    place = config.seeds.index(trial.seed)
+    shop = Workshop(changed, trial, load_material(changed, trial.seed), folder, advance)
     few = config.measure.detailed_seeds
+    detailed = few is None or config.seeds.index(trial.seed) < few
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
     for outcome in train_method(shop):
-        row, kept = measure_outcome(shop, outcome, detailed=few is None or place < few)
+        if wanted is not None and outcome.method not in wanted:
+            continue
+        row, kept = measure_outcome(shop, outcome, detailed)
         name = prediction_name(row)
         rows.append(row)
-        tensors |= {f"{name}.{k}": v for k, v in kept.items() if "labels" not in k}
-        tensors |= {k: v for k, v in kept.items() if "labels" in k}
-    payload = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    write_atomic(folder / "predictions.safetensors", save_tensors(payload))
+        tensors |= {k if "labels" in k else f"{name}.{k}": v for k, v in kept.items()}
+        if wanted is not None and {r["method"] for r in rows} >= set(wanted):
+            break
+    write_tensors(folder / "predictions.safetensors", tensors)
     found: Mapping[str, Any] = {"trial": asdict(trial), "rows": rows}
     text = json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomic(folder / "rows.json", (text + "\n").encode())
+    write_file(folder / "rows.json", (text + "\n").encode())
     shutil.rmtree(folder / "training", ignore_errors=True)
 
 

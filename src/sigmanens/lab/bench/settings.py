@@ -10,15 +10,6 @@ from sigmanens.errors import ConfigError
 from sigmanens.lab.config import Recipe
 from sigmanens.lab.plugins import imported, is_import
 
-__all__ = [
-    "METHODS",
-    "MeasureConfig",
-    "PretrainConfig",
-    "Variant",
-    "register",
-    "rival",
-]
-
 METHODS = (
     "separate",
     "mc_dropout",

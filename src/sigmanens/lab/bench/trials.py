@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from sigmanens.errors import ConfigError
 from sigmanens.lab.bench.config import BenchConfig
 
-__all__ = ["Trial", "trials_of"]
-
 _ONE = ("norm_tuning", "laplace")
 """Methods of a single network, which do not depend on M."""
 

@@ -20,8 +20,6 @@ from sigmanens.evaluation.intervals import Interval, bootstrap
 from sigmanens.lab.digits import Labelled
 from sigmanens.lab.rows import MemberLogits
 
-__all__ = ["brief", "clustered_mean", "measure_corrupted"]
-
 
 def measure_corrupted(
     logits: MemberLogits,

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import nn
 
 from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
-from sigmanens.lab.backbones import build_backbone, load_weights
+from sigmanens.lab.backbones import load_weights
+from sigmanens.lab.backbones.registry import drawn_backbone
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
+from sigmanens.lab.runs import write_tensors
 from sigmanens.lab.training import TrainingResult, drawn, train_network
-from sigmanens.saving.checkpoint import write_atomic
 from sigmanens.training.loss import EnsembleLoss
-
-__all__ = ["Workshop"]
 
 
 class Workshop:
@@ -82,10 +80,7 @@ class Workshop:
                 ``build_backbone``.
         """
         model = self.config.model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed(index))
-            options = {"num_classes": self.material.classes} | model.options
-            network = build_backbone(model.name, **options)
+        network = drawn_backbone(model, self.material.classes, self.seed(index))
         check_padding(network, self.material.padding, model.name)
         return load_weights(network, model.weights) if model.weights else network
 
@@ -126,24 +121,7 @@ class Workshop:
             found = _load_trained(network, kept)
             network.to(self.device)
             return found
-        done = self._train(network, index, name, diversity, cost)
-        network.to(self.device)  # from where Lightning has taken it
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            tensors = _plain(network.state_dict())
-            told = json.dumps({"seconds": done.seconds, "history": done.history})
-            write_atomic(kept, save_tensors(tensors, {"training": told}))
-        return done
-
-    def _train(
-        self,
-        network: nn.Module,
-        index: int,
-        name: str,
-        diversity: Diversity | None,
-        cost: float,
-    ) -> TrainingResult:
-        return train_network(
+        done = train_network(
             network,
             self.material.train,
             self.config.recipe,
@@ -153,11 +131,11 @@ class Workshop:
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )
-
-
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as a file holds them: on the CPU, in the usual memory format, none shared."""
-    return {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}
+        network.to(self.device)  # from where Lightning has taken it
+        if kept is not None:
+            told = json.dumps({"seconds": done.seconds, "history": done.history})
+            write_tensors(kept, network.state_dict(), {"training": told})
+        return done
 
 
 def _load_trained(network: nn.Module, path: Path) -> TrainingResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ def batches(
     images: Pictures,
     labels: Tensor,
     batch_size: int,
-    shuffle: bool = False,
     generator: torch.Generator | None = None,
     drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -28,49 +27,22 @@ def batches(
         images: (N, ...); those that are not in memory are made batch by batch.
         labels: (N, ...).
         batch_size: number of examples a batch.
-        shuffle: whether to visit the examples in random order.
-        generator: source of the order; None: PyTorch's own.
+        generator: source of a random order; None: the set's own.
         drop_last: whether to leave out a last batch that is smaller.
 
     Returns:
         An iterator over pairs of images (B, ...) and labels (B, ...).
-
-    Raises:
-        InputError: if the lengths differ, the batch size is below 1, or there would be no batch.
     """
     total = len(images)
-    if len(labels) != total:
-        raise InputError(f"There are {total} images but {len(labels)} labels.")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1; got {batch_size}.")
-    if total < (batch_size if drop_last else 1):
-        raise InputError(
-            f"{total} examples give no batch of {batch_size} with drop_last={drop_last}."
-        )
-    return _batches(images, labels, batch_size, shuffle, generator, drop_last)
-
-
-def _batches(
-    images: Pictures,
-    labels: Tensor,
-    batch_size: int,
-    shuffle: bool,
-    generator: torch.Generator | None,
-    drop_last: bool,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    total = len(images)
-    order = torch.randperm(total, generator=generator) if shuffle else None
-    stop = total - total % batch_size if drop_last else total
+    order = torch.arange(total)
+    if generator is not None:
+        order = torch.randperm(total, generator=generator)
+    parts = order[: total - total % batch_size if drop_last else total].split(batch_size)
+    made: Iterable[Tensor] = (images[rows] for rows in parts)
     if isinstance(images, LazyPictures):
-        order = torch.arange(total) if order is None else order
-        parts = order[:stop].split(batch_size)
-        for rows, made in zip(parts, images.batches(parts), strict=True):
-            yield made, labels[rows]
-        return
-    for start in range(0, stop, batch_size):
-        place = slice(start, start + batch_size)
-        index = place if order is None else order[place]
-        yield images[index], labels[index]
+        made = images.batches(parts)
+    for rows, x in zip(parts, made, strict=True):
+        yield x, labels[rows]
 
 
 def augment_flip_crop(

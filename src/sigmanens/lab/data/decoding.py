@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,69 +11,31 @@ import torch
 from torch import Tensor
 
 from sigmanens.errors import DataError, MixedSizesError
-from sigmanens.lab.data.framing import RandomView, central_window, show
 from sigmanens.lab.data.images import resize_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["decode"]
 
-
-def decode(
-    records: Sequence[Mapping[str, Any] | None],
-    *,
-    channels: int,
-    size: int | None,
-    crop: float | None,
-    name: str,
-    numbers: Sequence[int],
-    side: tuple[int, int] | None = None,
-    view: RandomView | None = None,
-) -> Tensor:
-    """Decode a few pictures.
-
-    Args:
-        records: ``{"bytes": …, "path": …}`` of each, as ``datasets`` keeps pictures.
-        channels: 3 (grey pictures become RGB) or 1.
-        size: height and width to bring them to; None: as they are.
-        crop: share of the shorter side that the square in the middle shows; None: the whole picture
-            is brought to ``size``, see ``resize_images``.
-        name: of the set, for messages.
-        numbers: the number of each picture in its set.
-        side: height and width that they must have where no size is given; None: those of the first.
-        view: random windows in the place of ``crop``.
-
-    Returns:
-        (n, channels, H, W), uint8.
-
-    Raises:
-        DataError: if a picture is missing or cannot be decoded. MixedSizesError: if sizes differ
-            and none is given.
-    """
-    arrays = []
-    for record, number in zip(records, numbers, strict=True):
-        frame: Callable[[Image], Image] | None = None
-        if view is not None and size is not None:
-            frame = partial(view.show, number=number, size=size)
-        elif crop is not None and size is not None:
-            frame = partial(_middle, crop=crop, size=size)
-        arrays.append(_pixels(record, channels, f"{name}: picture {number}", frame))
-    return _stack(arrays, size, side, numbers, name)
-
-
-def _middle(picture: Image, crop: float, size: int) -> Image:
-    return show(picture, central_window(*picture.size, crop), size)
-
-
-def _stack(
-    arrays: list[np.ndarray],
+def stacked(
+    arrays: Sequence[np.ndarray],
     size: int | None,
     side: tuple[int, int] | None,
     numbers: Sequence[int],
     name: str,
 ) -> Tensor:
-    """Return the arrays (H, W, C) as one tensor (n, C, H, W), resized where asked."""
+    """Pictures (H, W, C) as one tensor (n, C, H, W), uint8.
+
+    Args:
+        arrays: the pictures.
+        size: height and width to bring them to; None: as they are.
+        side: height and width that they must have where no size is given; None: those of the first.
+        numbers: the number of each picture in its set.
+        name: of the set, for messages.
+
+    Raises:
+        MixedSizesError: if sizes differ and none is given.
+    """
     if size is None:
         expected = side or arrays[0].shape[:2]
         for number, array in zip(numbers, arrays, strict=True):
@@ -91,13 +52,26 @@ def _stack(
     return torch.cat([resize_images(image, size) for image in single])
 
 
-def _pixels(
+def decoded(
     record: Mapping[str, Any] | None,
     channels: int,
     where: str,
     frame: Callable[[Image], Image] | None,
 ) -> np.ndarray:
-    """Decode one picture to uint8 (H, W, channels)."""
+    """Decode one picture.
+
+    Args:
+        record: ``{"bytes": …, "path": …}``, as ``datasets`` keeps a picture.
+        channels: 3 (grey pictures become RGB) or 1.
+        where: its set and number, for messages.
+        frame: gives the part that is shown, at its final size; None: all of it.
+
+    Returns:
+        pixels (H, W, channels), uint8.
+
+    Raises:
+        DataError: if the picture is missing or cannot be decoded.
+    """
     from PIL import Image
 
     if record is None or (record["bytes"] is None and record["path"] is None):
@@ -112,7 +86,9 @@ def _pixels(
                 )
             plain = picture.convert("L" if channels == 1 else "RGB")
             pixels = np.array(plain if frame is None else frame(plain))
-    except (OSError, SyntaxError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
         file = f" ({record['path']})" if record["path"] else ""
         raise DataError(f"{where}{file} cannot be decoded: {error}") from error
     return pixels.reshape(*pixels.shape[:2], channels)

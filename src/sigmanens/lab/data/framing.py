@@ -1,7 +1,8 @@
 """Which part of a picture is shown, and at what size: the usual two ways of ImageNet networks.
 
 Each is one window of the picture, resampled in one step: bilinear, and averaged over what a pixel
-covers where the window is made smaller.
+covers where the window is made smaller. torchvision's transforms draw from torch's generator, so
+that what is seen of a picture would depend on its batch and on the readers; these do not.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-__all__ = ["RandomView", "central_window", "random_window", "show"]
 
 Window = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels."""
@@ -67,6 +66,11 @@ def show(picture: Image, window: Window, size: int) -> Image:
     left, top, right, bottom = window
     box = max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height)
     return picture.resize((size, size), Resampling.BILINEAR, box=box)
+
+
+def show_middle(picture: Image, share: float, size: int) -> Image:
+    """The square in the middle, see :func:`central_window`, at size × size pixels."""
+    return show(picture, central_window(*picture.size, share), size)
 
 
 @dataclass(frozen=True)

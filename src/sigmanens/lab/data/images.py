@@ -4,19 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from sigmanens.errors import DataError, InputError
 
 _CHUNK = 1024
+Examples = TypeVar("Examples", bound="LabelledSet")
+
+
+class LabelledSet:
+    """Examples with labels, which can be cut into parts.
+
+    Attributes:
+        labels: class numbers (N,), int64 in [0, len(classes)).
+        classes: the classes' names.
+        name: what the set is called in messages and results.
+    """
+
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+    what: ClassVar[str] = "pictures"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self: Examples, index: Tensor | Sequence[int] | slice) -> Examples:
+        """The examples at the positions (or under the mask, or in the slice) ``index``."""
+        raise NotImplementedError
+
+    def split(self: Examples, fraction: float, seed: int = 0) -> tuple[Examples, Examples]:
+        """Cut into two disjoint parts with the same share of every class.
+
+        Args:
+            fraction: share of the first part, in (0, 1).
+            seed: seed of the draw.
+
+        Returns:
+            The part with ``round(fraction * N)`` examples, and the rest; both keep the set's order.
+
+        Raises:
+            InputError: if the fraction is not in (0, 1) or leaves a part empty.
+        """
+        count = round(fraction * len(self)) if 0 < fraction < 1 else 0
+        if not 0 < count < len(self):
+            raise InputError(
+                f"{self.name}: fraction must lie in (0, 1) and leave both parts at least one of "
+                f"{len(self)} {self.what}; got {fraction}."
+            )
+        generator = torch.Generator().manual_seed(seed)
+        first, second = stratified_split(self.labels, count, generator)
+        return self.subset(first), self.subset(second)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(LabelledSet):
     """Pictures and labels in memory.
 
     Attributes:
@@ -24,8 +70,8 @@ class ImageSet:
         labels: class numbers (N,), int64 in [0, len(classes)).
         classes: the classes' names.
         name: what the set is called in messages and results.
-        mean: the channels' means that :meth:`normalized` uses by default, for pixels in [0, 1].
-        std: the channels' standard deviations, likewise.
+        mean: the channels' means, for pixels in [0, 1]; None: 0.
+        std: the channels' standard deviations, likewise; None: 1.
 
     Raises:
         DataError: if the set is empty, or the tensors' shapes, dtypes or labels do not fit.
@@ -47,9 +93,6 @@ class ImageSet:
             )
         check_labelled(images, labels, len(self.classes), self.name)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
     def num_classes(self) -> int:
         """Number of classes, those without an example included."""
@@ -64,54 +107,15 @@ class ImageSet:
         """Pixels (B, C, H, W), uint8, of the pictures at positions ``rows`` (B,)."""
         return self.images[rows]
 
-    def normalized(
-        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-    ) -> Tensor:
-        """Return ``(images / 255 - mean) / std`` as float32 (N, C, H, W).
-
-        Args:
-            mean: one number per channel, for pixels in [0, 1]. None: the set's own, else 0.
-            std: one positive number per channel. None: the set's own, else 1.
-
-        Raises:
-            InputError: if the number of values is not the number of channels, or a deviation is not
-                positive.
-        """
-        mean = mean if mean is not None else self.mean
-        std = std if std is not None else self.std
-        return normalize(self.images, mean, std, self.name)
-
-    def dataset(
-        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-    ) -> TensorDataset:
-        """Return pairs of a normalised picture (C, H, W) and its label, for a ``DataLoader``."""
-        return TensorDataset(self.normalized(mean, std), self.labels)
+    def normalized(self) -> Tensor:
+        """Return ``(images / 255 - mean) / std`` as float32 (N, C, H, W); see :func:`normalize`."""
+        return normalize(self.images, self.mean, self.std, self.name)
 
     def subset(self, index: Tensor | Sequence[int] | slice) -> ImageSet:
         """Return the pictures at the positions (or under the mask, or in the slice) ``index``."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index)
         return replace(self, images=self.images[index], labels=self.labels[index])
-
-    def resize(self, size: int) -> ImageSet:
-        """Return the set with pictures of size x size pixels; see :func:`resize_images`."""
-        return replace(self, images=resize_images(self.images, size))
-
-    def split(self, fraction: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Cut into two disjoint parts with the same share of every class.
-
-        Args:
-            fraction: share of the first part, in (0, 1).
-            seed: seed of the draw.
-
-        Returns:
-            The part with ``round(fraction * N)`` pictures, and the rest; both keep the set's order.
-
-        Raises:
-            InputError: if the fraction is not in (0, 1) or leaves a part empty.
-        """
-        first, second = stratified_parts(self.labels, fraction, seed, self.name, "pictures")
-        return self.subset(first), self.subset(second)
 
 
 def normalize(
@@ -251,27 +255,3 @@ def draw_order(labels: Tensor, seed: int, stratify: bool = False) -> Tensor:
         own = (drawn == value).nonzero().flatten()
         place[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
     return order[place.argsort(stable=True)]
-
-
-def stratified_parts(
-    labels: Tensor, fraction: float, seed: int, name: str, what: str
-) -> tuple[Tensor, Tensor]:
-    """Positions of two disjoint parts with the same share of every class, each ascending.
-
-    Args:
-        labels: class numbers (N,), int64.
-        fraction: share of the first part, in (0, 1).
-        seed: seed of the draw.
-        name: of the set, for messages.
-        what: the examples are called, likewise.
-
-    Raises:
-        InputError: if the fraction is not in (0, 1) or leaves a part empty.
-    """
-    count = round(fraction * len(labels)) if 0 < fraction < 1 else 0
-    if not 0 < count < len(labels):
-        raise InputError(
-            f"{name}: fraction must lie in (0, 1) and leave both parts at least one of "
-            f"{len(labels)} {what}; got {fraction}."
-        )
-    return stratified_split(labels, count, torch.Generator().manual_seed(seed))

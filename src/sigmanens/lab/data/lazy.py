@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sigmanens.errors import ConfigError, DataError
-from sigmanens.lab.data.decoding import decode
-from sigmanens.lab.data.framing import RandomView
-from sigmanens.lab.data.images import ImageSet, check_labels, normalize, stratified_parts
+from sigmanens.lab.data.decoding import decoded, stacked
+from sigmanens.lab.data.framing import RandomView, show_middle
+from sigmanens.lab.data.images import ImageSet, LabelledSet, check_labels, normalize
 
-__all__ = ["RECORD", "EncodedSet", "LazyPictures", "PictureSource", "Pictures", "take"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _CHUNK = 512
 
@@ -76,7 +78,11 @@ class LazyPictures:
         return self.batches(torch.arange(len(self)).split(size))
 
     def batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The batches at positions ``parts``, in this order; at most ``readers`` wait in memory."""
+        """The batches at positions ``parts``, in this order; at most ``readers`` wait in memory.
+
+        By threads, as decoding lets others run: the processes of torch's DataLoader would be
+        started anew, and import everything, for each pass over a set.
+        """
         if not self.readers:
             yield from (self[part] for part in parts)
             return
@@ -105,7 +111,7 @@ def take(pictures: Pictures, rows: Tensor) -> Pictures:
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedSet:
+class EncodedSet(LabelledSet):
     """Encoded pictures with labels: what ``ImageSet`` is to pictures in memory.
 
     Attributes:
@@ -154,9 +160,6 @@ class EncodedSet:
                 f"readers is {self.readers} and size {self.size}; expected readers ≥ 0, size ≥ 1"
             )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
     def side(self) -> int:
         """Width of the pictures in pixels; where no size is given, that of the first."""
@@ -178,10 +181,21 @@ class EncodedSet:
         self, rows: Tensor, view: RandomView | None, side: tuple[int, int] | None
     ) -> Tensor:
         numbers = self.rows[rows].tolist()
-        return decode(
-            self.records[numbers][RECORD], channels=self.channels, size=self.size, crop=self.crop,
-            name=self.name, numbers=numbers, side=side, view=view,
-        )  # fmt: skip
+        arrays = [
+            decoded(
+                record, self.channels, f"{self.name}: picture {number}", self._frame(number, view)
+            )
+            for record, number in zip(self.records[numbers][RECORD], numbers, strict=True)
+        ]
+        return stacked(arrays, self.size, side, numbers, self.name)
+
+    def _frame(self, number: int, view: RandomView | None) -> Callable[[Image], Image] | None:
+        """What shows the wanted part of a picture; None: all of it is shown."""
+        if self.size is None:
+            return None
+        if view is not None:
+            return partial(view.show, number=number, size=self.size)
+        return None if self.crop is None else partial(show_middle, share=self.crop, size=self.size)
 
     def make(self, rows: Tensor, view: RandomView | None = None) -> Tensor:
         """The same, normalised: (B, channels, size, size), float32."""
@@ -224,12 +238,3 @@ class EncodedSet:
         if not isinstance(index, slice):
             index = torch.as_tensor(index)
         return replace(self, labels=self.labels[index], rows=self.rows[index])
-
-    def split(self, fraction: float, seed: int = 0) -> tuple[EncodedSet, EncodedSet]:
-        """Cut into two disjoint parts with the same share of every class, as an ``ImageSet`` is.
-
-        Raises:
-            InputError: if the fraction is not in (0, 1) or leaves a part empty.
-        """
-        first, second = stratified_parts(self.labels, fraction, seed, self.name, "pictures")
-        return self.subset(first), self.subset(second)

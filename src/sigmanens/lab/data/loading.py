@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from sigmanens.errors import ConfigError, DataError
-from sigmanens.lab.data.images import ImageSet, draw_order
+from sigmanens.errors import ConfigError
+from sigmanens.lab.data.images import ImageSet
 from sigmanens.lab.data.lazy import RECORD, EncodedSet
 from sigmanens.lab.data.sources import (
     check_every_class,
+    drawn_rows,
     image_column_of,
-    label_column_of,
-    numbered,
-    open_source,
+    label_numbers,
+    open_split,
 )
 
 
-def load_images(
-    source: str | os.PathLike[str],
-    split: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    channels: int = 3,
-    size: int | None = None,
-    crop: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    stratify: bool = False,
-    allow_missing_classes: bool = False,
-) -> ImageSet:
+def load_images(source: str | os.PathLike[str], split: str, **options: Any) -> ImageSet:
     """Load one split of a labelled picture set with ``datasets.load_dataset`` and decode it once.
 
     The pictures stay encoded in the cache of ``datasets`` (its place is set as usual there); the
@@ -42,44 +27,23 @@ def load_images(
     Args:
         source: a hub name or a local folder (parquet files, or class folders of pictures).
         split: name of the split, such as "train".
-        image_column: column of the pictures. None: the only column of type Image, or of encoded
-            bytes.
-        label_column: column of the labels. None: the only ClassLabel column, else the only column
-            of strings or integers; one called "label" goes first. Values that are not a ClassLabel
-            become class numbers in sorted order over all splits.
-        channels: 3 (grey pictures become RGB) or 1 (colour pictures become grey). Alpha is dropped.
-        size: height and width to resize to, see ``resize_images``; needed where pictures differ in
-            size.
-        crop: share of the shorter side that the square shown holds, such as 224 / 256; None: the
-            whole picture, whatever its shape.
-        mean: the channels' means, kept in the set as the default of its ``normalized``.
-        std: the channels' standard deviations, likewise.
-        limit: take only the first ``limit`` entries of a random permutation of the split.
-        seed: seed of that permutation.
-        stratify: whether these hold all classes in proportion.
-        allow_missing_classes: whether a split called "train..." may lack examples of a class.
+        options: as for :func:`open_images`; ``size`` is needed where pictures differ in size only.
 
     Returns:
         The pictures (N, channels, H, W) as uint8 with labels (N,) and class names.
 
     Raises:
-        ConfigError: if ``channels``, ``limit`` or ``crop`` is out of range.
-        DataError: if the source cannot be read, the split or a column is unknown, missing or
-            ambiguous, the set is empty, a label lies out of range, a class has no example in a
-            training split, or a picture cannot be decoded.
+        ConfigError, DataError: as :func:`open_images`; DataError also if a picture cannot be
+            decoded.
     """
-    return open_images(
-        source, split, size=size, image_column=image_column, label_column=label_column,
-        channels=channels, crop=crop, mean=mean, std=std, limit=limit, seed=seed,
-        stratify=stratify, allow_missing_classes=allow_missing_classes,
-    ).decoded()  # fmt: skip
+    return open_images(source, split, **options).decoded()
 
 
 def open_images(
     source: str | os.PathLike[str],
     split: str,
     *,
-    size: int | None,
+    size: int | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     channels: int = 3,
@@ -95,29 +59,40 @@ def open_images(
     """Like :func:`load_images`, but pictures stay encoded until a batch of them is asked for.
 
     Args:
-        size: height and width of the pictures that batches hold; None: as they are.
+        source: a hub name or a local folder (parquet files, or class folders of pictures).
+        split: name of the split, such as "train".
+        size: height and width to resize to, see ``resize_images``; None: as they are.
+        image_column: column of the pictures. None: the only column of type Image, or of encoded
+            bytes.
+        label_column: column of the labels. None: the only ClassLabel column, else the only column
+            of strings or integers; one called "label" goes first. Values that are not a ClassLabel
+            become class numbers in sorted order over all splits.
+        channels: 3 (grey pictures become RGB) or 1 (colour pictures become grey). Alpha is dropped.
+        crop: share of the shorter side that the square shown holds, such as 224 / 256; None: the
+            whole picture, whatever its shape.
+        mean: the channels' means, by which the set is normalised.
+        std: the channels' standard deviations, likewise.
+        limit: take only the first ``limit`` entries of a random permutation of the split.
+        seed: seed of that permutation.
+        stratify: whether these hold all classes in proportion.
+        allow_missing_classes: whether a split called "train..." may lack examples of a class.
         readers: threads that decode ahead; 0: each batch is decoded when it is asked for.
+
+    Raises:
+        ConfigError: if ``channels``, ``limit`` or ``crop`` is out of range.
+        DataError: if the source cannot be read, the split or a column is unknown, missing or
+            ambiguous, the set is empty, a label lies out of range, or a class has no example in a
+            training split.
     """
     import datasets
 
     check_framing(size, crop)
     if channels not in (1, 3):
         raise ConfigError(f"channels must be 1 or 3; got {channels}.")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1; got {limit}.")
-    splits = open_source(source)
-    if split not in splits:
-        raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
-    rows = splits[split]
-    name = f"{Path(source).name}/{split}"
+    splits, rows, name = open_split(source, split, limit)
     image_column = image_column_of(rows.features, image_column, name)
-    label_column = label_column_of(rows.features, label_column, image_column, name)
-    if not len(rows):
-        raise DataError(f"{name}: the data set is empty.")
-    labels, classes = numbered(splits, split, label_column, name)
-    if limit is not None:
-        index = draw_order(labels, seed, stratify)[:limit]
-        rows, labels = rows.select(index.tolist()), labels[index]
+    labels, classes = label_numbers(splits, split, label_column, image_column, name)
+    rows, labels = drawn_rows(rows, labels, limit, seed, stratify)
     if split.startswith("train") and not allow_missing_classes:
         check_every_class(labels, classes, name, limit)
     encoded = datasets.Image(decode=False)

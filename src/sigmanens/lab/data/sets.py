@@ -1,54 +1,41 @@
-"""The pictures of one run, as its configuration asks for them: trained, chosen and measured on."""
+"""The examples of one run, as its configuration asks for them: trained, chosen and measured on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.config import DataConfig
-from sigmanens.lab.data.images import ImageSet, draw_order
+from sigmanens.lab.data.images import Examples, ImageSet, draw_order
 from sigmanens.lab.data.lazy import EncodedSet
 from sigmanens.lab.data.loading import load_images, open_images
-
-if TYPE_CHECKING:
-    from sigmanens.lab.data.texts import TokenSet
-
-__all__ = [
-    "ImageSets",
-    "PictureSet",
-    "check_splits",
-    "held_out",
-    "load_sets",
-    "load_train_whole",
-    "without_classes",
-]
+from sigmanens.lab.data.texts import TokenSet, load_texts, load_tokenizer
 
 PictureSet: TypeAlias = ImageSet | EncodedSet
 """Labelled pictures in memory, or encoded."""
-Examples = TypeVar("Examples", "ImageSet | EncodedSet", "TokenSet")
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSets:
-    """Pictures of one run, before normalisation.
+class Sets:
+    """Pictures of one run before normalisation, or texts.
 
     Attributes:
-        train: to train on; None where it was not asked for.
+        train: to train on.
         validation: for the temperature and every choice.
         test: for the reported numbers only.
         ood: other things, by name.
         shift: the same classes from elsewhere, by name.
     """
 
-    train: PictureSet | None
-    validation: PictureSet
-    test: PictureSet
-    ood: Mapping[str, PictureSet] = field(default_factory=dict)
-    shift: Mapping[str, PictureSet] = field(default_factory=dict)
+    train: PictureSet | TokenSet
+    validation: PictureSet | TokenSet
+    test: PictureSet | TokenSet
+    ood: Mapping[str, PictureSet | TokenSet] = field(default_factory=dict)
+    shift: Mapping[str, PictureSet | TokenSet] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -56,53 +43,38 @@ class ImageSets:
         return self.test.classes
 
 
-def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
+def load_sets(config: DataConfig) -> Sets:
     """Load what a configuration names.
 
     Args:
         config: the sources, splits, sizes and draws.
-        training: whether the training pictures are wanted.
 
     Raises:
         DataError: if a source or split cannot be read, or its classes differ from the test split's.
         ConfigError: if the configuration contradicts itself.
     """
     c = config
-    if c.tokenizer is not None:
-        raise ConfigError(
-            f"data.tokenizer is {c.tokenizer!r}, but pictures are read here: studies of texts are "
-            "run by 'sigmanens bench'"
-        )
     check_splits(c)
-
-    def images(split: str, limit: int | None) -> PictureSet:
-        return _load(c, c.source, split, limit=limit, label_column=c.label_column,
-                     stratify=c.stratify)  # fmt: skip
-
-    train: PictureSet | None = None
-    test = images(c.test_split, c.test_limit)
+    from_test, test = load_test(c)
     if c.validation_from_train is not None:
         held, limit = c.validation_from_train, c.limit
-        both = images(c.train_split, None if limit is None else limit + held)
+        both = _load(c, c.source, c.train_split, None if limit is None else limit + held, own=True)
         train, validation = held_out(both, c)
-    elif c.validation_split is not None:
-        validation = images(c.validation_split, None)
     else:
-        validation, test = test.split(c.holdout, c.seed)
-    if train is None and training:
-        train = images(c.train_split, c.limit)
+        train = _load(c, c.source, c.train_split, c.limit, own=True)
+        validation = from_test
+        if c.validation_split is not None:
+            validation = _load(c, c.source, c.validation_split, own=True)
     for split, other in ((c.train_split, train), (c.validation_split, validation)):
-        if other is not None and other.classes != test.classes:
+        if other.classes != test.classes:
             raise DataError(
                 f"the splits {split!r} and {c.test_split!r} of {c.source} have different classes"
             )
+    size = None if c.tokenizer is not None else test.side
     ood = {}
     for name, source in c.ood.items():
-        drop = c.ood_without.get(name, [])
-        found = _load(
-            c, source, c.ood_splits.get(name, c.test_split), size=test.side,
-            limit=None if drop else c.ood_limit, allow_missing_classes=True,
-        )  # fmt: skip
+        drop, split = c.ood_without.get(name, []), c.ood_splits.get(name, c.test_split)
+        found = _load(c, source, split, None if drop else c.ood_limit, size)
         if drop:
             found = without_classes(found, drop)
             order = torch.randperm(len(found), generator=torch.Generator().manual_seed(c.seed))
@@ -110,9 +82,18 @@ def load_sets(config: DataConfig, training: bool = True) -> ImageSets:
         ood[name] = found
     shift = {}
     for name, source in c.shift.items():
-        shift[name] = _load(c, source, c.test_split, size=test.side, limit=c.ood_limit)
+        shift[name] = _load(c, source, c.test_split, c.ood_limit, size)
         same_classes(test.classes, shift[name].classes, name)
-    return ImageSets(train if training else None, validation, test, ood, shift)
+    return Sets(train, validation, test, ood, shift)
+
+
+def load_test(config: DataConfig) -> tuple[Any, Any]:
+    """What is reported on, after the part of it that is held out for choices, if there is one."""
+    c = config
+    test = _load(c, c.source, c.test_split, c.test_limit, own=True)
+    if c.validation_from_train is None and c.validation_split is None:
+        return test.split(c.holdout, c.seed)
+    return None, test
 
 
 def load_train_whole(config: DataConfig, limit: int | None = None) -> PictureSet:
@@ -127,7 +108,7 @@ def load_train_whole(config: DataConfig, limit: int | None = None) -> PictureSet
     """
     c = config
     encoded = replace(c, lazy=True)
-    whole = _load(encoded, c.source, c.train_split, label_column=c.label_column)
+    whole = _load(encoded, c.source, c.train_split, own=True)
     assert isinstance(whole, EncodedSet)
     order = draw_order(whole.labels, c.seed, c.stratify)
     held = c.validation_from_train
@@ -138,13 +119,36 @@ def load_train_whole(config: DataConfig, limit: int | None = None) -> PictureSet
     return wanted if c.lazy else wanted.decoded()
 
 
-def _load(config: DataConfig, source: str, split: str, **changes: Any) -> PictureSet:
-    """One split of a source in the way that all of a run are read."""
+def _load(
+    config: DataConfig,
+    source: str,
+    split: str,
+    limit: int | None = None,
+    size: int | None = None,
+    own: bool = False,
+) -> Any:
+    """One split of a source in the way that all of a run are read.
+
+    Args:
+        config: how.
+        source: where.
+        split: which.
+        limit: take only so many.
+        size: of pictures, where it is not that of the configuration.
+        own: whether it is the source of the run, to which its labels' column and draw apply.
+    """
     c = config
-    options = {
-        "channels": c.channels, "size": c.size, "crop": c.crop, "mean": c.mean, "std": c.std,
-        "seed": c.seed,
-    } | changes  # fmt: skip
+    options: dict[str, Any] = {
+        "limit": limit, "seed": c.seed, "stratify": own and c.stratify,
+        "label_column": c.label_column if own else None,
+    }  # fmt: skip
+    if c.tokenizer is not None:
+        tokenizer = load_tokenizer(c.tokenizer)
+        return load_texts(source, split, tokenizer=tokenizer, length=c.length, **options)
+    options |= {
+        "channels": c.channels, "size": size or c.size, "crop": c.crop, "mean": c.mean,
+        "std": c.std, "allow_missing_classes": not own,
+    }  # fmt: skip
     if c.lazy:
         return open_images(source, split, readers=c.readers, **options)
     return load_images(source, split, **options)

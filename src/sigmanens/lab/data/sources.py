@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sigmanens.errors import DataError
-from sigmanens.lab.data.images import check_labels
+from sigmanens.errors import ConfigError, DataError
+from sigmanens.lab.data.images import check_labels, draw_order
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -103,28 +104,51 @@ def pick_column(
     return found[0]
 
 
+def open_split(
+    source: str | os.PathLike[str], split: str, limit: int | None
+) -> tuple[Mapping[str, Dataset], Dataset, str]:
+    """All splits of a source, the rows of one of them, and what that is called in messages.
+
+    Raises:
+        ConfigError: if ``limit`` is out of range. DataError: if the source cannot be read, or the
+            split is unknown or empty.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1; got {limit}.")
+    splits = open_source(source)
+    if split not in splits:
+        raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
+    name = f"{Path(source).name}/{split}"
+    if not len(splits[split]):
+        raise DataError(f"{name}: the data set is empty.")
+    return splits, splits[split], name
+
+
+def drawn_rows(
+    rows: Dataset, labels: Tensor, limit: int | None, seed: int, stratify: bool
+) -> tuple[Dataset, Tensor]:
+    """The first ``limit`` rows of a random order, with their labels; see ``draw_order``."""
+    if limit is None:
+        return rows, labels
+    index = draw_order(labels, seed, stratify)[:limit]
+    return rows.select(index.tolist()), labels[index]
+
+
 def label_numbers(
     splits: Mapping[str, Dataset], split: str, given: str | None, other_column: str, name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """The split's labels (N,) as int64 and the classes' names; their column is found.
+    """The split's labels (N,) as int64 and the classes' names.
 
     Args:
         splits: of the source.
         split: which.
-        given: the column, or None.
+        given: their column; None: it is found.
         other_column: that of the texts or pictures, which holds no labels.
         name: of the set, for messages.
     """
-    column = label_column_of(splits[split].features, given, other_column, name)
-    return numbered(splits, split, column, name)
-
-
-def numbered(
-    splits: Mapping[str, Dataset], split: str, column: str, name: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the split's labels (N,) as int64 and the classes' names."""
     import datasets
 
+    column = label_column_of(splits[split].features, given, other_column, name)
     values = splits[split][column][:]
     if None in values:
         raise DataError(f"{name}: row {values.index(None)} has no label.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +12,12 @@ from torch import Tensor
 
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.backbones.tokens import pretrained_place
-from sigmanens.lab.data.images import check_labelled, draw_order, stratified_parts
-from sigmanens.lab.data.sources import label_numbers, open_source, pick_column
-
-__all__ = ["TokenSet", "encode", "load_texts", "load_tokenizer"]
+from sigmanens.lab.data.images import LabelledSet, check_labelled
+from sigmanens.lab.data.sources import drawn_rows, label_numbers, open_split, pick_column
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSet:
+class TokenSet(LabelledSet):
     """Texts and labels in memory.
 
     Attributes:
@@ -51,23 +48,15 @@ class TokenSet:
             )
         check_labelled(tokens, labels, len(self.classes), self.name)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def subset(self, index: Tensor | Sequence[int] | slice) -> TokenSet:
         """The texts at the positions (or under the mask, or in the slice) ``index``."""
         rows = torch.arange(len(self))[index]
         texts = tuple(self.texts[i] for i in rows.tolist()) if self.texts else ()
         return replace(self, tokens=self.tokens[rows], labels=self.labels[rows], texts=texts)
 
-    def split(self, fraction: float, seed: int = 0) -> tuple[TokenSet, TokenSet]:
-        """Cut into two disjoint parts with the same share of every class; as for pictures.
-
-        Raises:
-            InputError: if the fraction is not in (0, 1) or leaves a part empty.
-        """
-        first, second = stratified_parts(self.labels, fraction, seed, self.name, "texts")
-        return self.subset(first), self.subset(second)
+    def normalized(self) -> Tensor:
+        """The tokens as they are, which is how a network takes them."""
+        return self.tokens
 
 
 def load_tokenizer(name: str) -> Any:
@@ -132,15 +121,9 @@ def load_texts(
         ConfigError: if ``limit`` or ``length`` is out of range. DataError: if the source cannot be
             read, the split or a column is unknown, missing or ambiguous, or the set is empty.
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1; got {limit}.")
     if length < 2:
         raise ConfigError(f"length must be at least 2 tokens; got {length}.")
-    splits = open_source(source)
-    if split not in splits:
-        raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
-    rows = splits[split]
-    name = f"{Path(source).name}/{split}"
+    splits, rows, name = open_split(source, split, limit)
     kinds = ("string", "large_string")
     strings = [c for c, f in rows.features.items() if str(getattr(f, "dtype", "")) in kinds]
     texts_in = text_column
@@ -149,12 +132,8 @@ def load_texts(
         texts_in = pick_column("text", None, named or strings, list(rows.features), name)
     elif texts_in not in strings:
         raise DataError(f"{name}: column {texts_in!r} holds no texts; these do: {strings}.")
-    if not len(rows):
-        raise DataError(f"{name}: the data set is empty.")
     labels, classes = label_numbers(splits, split, label_column, texts_in, name)
-    if limit is not None:
-        index = draw_order(labels, seed, stratify)[:limit]
-        rows, labels = rows.select(index.tolist()), labels[index]
+    rows, labels = drawn_rows(rows, labels, limit, seed, stratify)
     texts = rows[texts_in][:]
     if None in texts:
         raise DataError(f"{name}: row {texts.index(None)} has no text.")
