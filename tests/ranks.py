@@ -251,7 +251,7 @@ def lightning(rank: int, folder: str, port: int) -> None:
     torch.set_num_threads(1)
     ens = ensemble()
     before = copy.deepcopy(ens.state_dict())
-    module = EnsembleModule(ens, loss_function(), lr=0.01, schedule="constant")
+    module = EnsembleModule(ens, loss_function(), lr=0.01, lr_schedule="constant")
     rows = slice(rank * 4, rank * 4 + 4)
     data = Batches([tuple(t[rows] for t in batch(step)) for step in range(2)])
     trainer = L.Trainer(

@@ -143,7 +143,7 @@ def test_the_library_module_is_watched_on_a_given_batch_or_in_validation(given: 
     ens = sn.convert(dense(), 2)
     batch = batches(1, seed=1)[0]
     monitor = DiversityMonitor(batch=batch if given else None, first_steps=3)
-    module = EnsembleModule(ens, sn.EnsembleLoss(), lr=0.05, schedule="constant")
+    module = EnsembleModule(ens, sn.EnsembleLoss(), lr=0.05, lr_schedule="constant")
     trainer = fit(module, monitor, validation=None if given else [batch])
     assert {"diversity/cosine", "diversity/jensen_gap"} <= set(trainer.callback_metrics)
 

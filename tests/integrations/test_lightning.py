@@ -87,7 +87,7 @@ def by_hand(model: nn.Module, loss_fn: EnsembleLoss, epochs: int, lr: float) -> 
 @pytest.mark.parametrize("schedule", ["folded", "sequential"])
 def test_a_user_trains_with_his_own_trainer(schedule: str) -> None:
     model, oracle = ensemble(schedule=schedule), ensemble(schedule="folded")
-    module = EnsembleModule(model, penalised(), lr=0.02, weight_decay=5e-4, schedule="constant")
+    module = EnsembleModule(model, penalised(), lr=0.02, weight_decay=5e-4, lr_schedule="constant")
     trainer(3).fit(module, loader())
     by_hand(oracle, penalised(), 3, 0.02)
     exact = schedule == "folded"
@@ -106,7 +106,9 @@ def test_rivals_train_in_the_same_module() -> None:
     rival = SeparateNetworks([dense(), dense()])
     torch.manual_seed(0)
     oracle = SeparateNetworks([dense(), dense()])
-    module = EnsembleModule(rival, EnsembleLoss(), lr=0.05, weight_decay=5e-4, schedule="constant")
+    module = EnsembleModule(
+        rival, EnsembleLoss(), lr=0.05, weight_decay=5e-4, lr_schedule="constant"
+    )
     trainer(2).fit(module, loader())
     by_hand(oracle, EnsembleLoss(), 2, 0.05)
     for ours, theirs in zip(rival.parameters(), oracle.parameters(), strict=True):
@@ -126,7 +128,7 @@ def test_a_film_ensemble_trains_without_owners() -> None:
 def test_multistep_rates_fall_after_their_epochs() -> None:
     rates = Rates()
     module = EnsembleModule(
-        ensemble(), EnsembleLoss(), lr=0.04, schedule="multistep", milestones=[1, 3], gamma=0.5
+        ensemble(), EnsembleLoss(), lr=0.04, lr_schedule="multistep", milestones=[1, 3], gamma=0.5
     )
     trainer(4, callbacks=[rates]).fit(module, loader())
     per_epoch = len(rates.seen) // 4
@@ -139,7 +141,7 @@ def test_multistep_rates_fall_after_their_epochs() -> None:
 @pytest.mark.parametrize("options", [{}, {"milestones": [0]}, {"milestones": [2], "gamma": 0.0}])
 def test_multistep_needs_its_milestones(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="milestones"):
-        EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, schedule="multistep", **options)
+        EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, lr_schedule="multistep", **options)
 
 
 @pytest.mark.parametrize("schedule", ["folded", "sequential"])
@@ -174,7 +176,7 @@ def test_the_factor_of_the_heads_can_be_said() -> None:
 def test_the_factor_of_the_scales_can_be_said(factor: float) -> None:
     rates = Rates()
     module = EnsembleModule(
-        ensemble(), EnsembleLoss(), lr=0.1, scale_lr_mult=factor, schedule="constant"
+        ensemble(), EnsembleLoss(), lr=0.1, scale_lr_mult=factor, lr_schedule="constant"
     )
     trainer(1, callbacks=[rates]).fit(module, loader())
     assert all(
@@ -184,7 +186,7 @@ def test_the_factor_of_the_scales_can_be_said(factor: float) -> None:
 
 def test_cosine_falls_from_the_peak_to_nothing() -> None:
     rates = Rates()
-    module = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, schedule="cosine")
+    module = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, lr_schedule="cosine")
     trainer(4, callbacks=[rates]).fit(module, loader())
     at = [step["decay"] for step in rates.seen]
     expected = [0.05 * (1 + math.cos(math.pi * i / 20)) for i in range(20)]
@@ -214,7 +216,7 @@ def test_optimizers(options: dict[str, Any], kind: type, momentum: float | None)
     run = trainer(1)
     model = ensemble()
     module = EnsembleModule(
-        model, EnsembleLoss(), lr=1e-3, weight_decay=0.05, schedule="constant", **options
+        model, EnsembleLoss(), lr=1e-3, weight_decay=0.05, lr_schedule="constant", **options
     )
     run.fit(module, loader())
     (optimizer,) = run.optimizers
@@ -234,8 +236,8 @@ def test_optimizers(options: dict[str, Any], kind: type, momentum: float | None)
     [
         ({"optimizer": "lamb"}, r"optimizer is 'lamb'; expected one of sgd, adam, adamw"),
         (
-            {"schedule": "step"},
-            r"schedule is 'step'; expected one of onecycle, cosine, multistep, constant",
+            {"lr_schedule": "step"},
+            r"lr_schedule is 'step'; expected one of onecycle, cosine, multistep, constant",
         ),
         ({"momentum": 1.0}, r"momentum is 1\.0; expected a number in \[0, 1\)"),
         ({"rise": -0.1}, r"rise is -0\.1; expected a number in \[0, 1\)"),
@@ -250,7 +252,7 @@ def test_a_training_without_an_end_has_no_one_cycle() -> None:
     module = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1)
     with pytest.raises(InputError, match="max_epochs or max_steps"):
         trainer(-1).fit(module, loader())
-    free = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, schedule="constant")
+    free = EnsembleModule(ensemble(), EnsembleLoss(), lr=0.1, lr_schedule="constant")
     trainer(-1, callbacks=[StopAfter(2)]).fit(free, loader())
     assert len(free.history) == 2
 
@@ -278,10 +280,10 @@ def test_transform_sees_every_batch() -> None:
         return 2 * x
 
     model, oracle = ensemble(), ensemble()
-    module = EnsembleModule(model, EnsembleLoss(), lr=0.1, schedule="constant", transform=keep)
+    module = EnsembleModule(model, EnsembleLoss(), lr=0.1, lr_schedule="constant", transform=keep)
     trainer(1).fit(module, loader())
     doubled = DataLoader(TensorDataset(2 * X, Y), 8)
-    trainer(1).fit(EnsembleModule(oracle, EnsembleLoss(), lr=0.1, schedule="constant"), doubled)
+    trainer(1).fit(EnsembleModule(oracle, EnsembleLoss(), lr=0.1, lr_schedule="constant"), doubled)
     assert torch.equal(torch.cat(seen), X)
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), oracle.parameters(), strict=True)
@@ -291,7 +293,7 @@ def test_transform_sees_every_batch() -> None:
 def test_accumulated_gradients_equal_one_large_batch() -> None:
     """With layer norms, so that the members' statistics do not depend on the batch."""
     small, large = ensemble(batch_norm=False), ensemble(batch_norm=False)
-    options: dict[str, Any] = {"lr": 0.05, "schedule": "onecycle"}
+    options: dict[str, Any] = {"lr": 0.05, "lr_schedule": "onecycle"}
     trainer(4, accumulate_grad_batches=4).fit(
         EnsembleModule(small, penalised(), **options), loader(5)
     )

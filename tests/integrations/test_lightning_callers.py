@@ -137,7 +137,7 @@ class Watched(EnsembleModule):
 
 
 def watched(schedule: str | int, rates: str) -> Watched:
-    return Watched(ensemble(schedule), EnsembleLoss(), lr=0.5, schedule=rates)
+    return Watched(ensemble(schedule), EnsembleLoss(), lr=0.5, lr_schedule=rates)
 
 
 def assert_one_base_rate(steps: list[list[float]]) -> None:
@@ -195,7 +195,7 @@ def test_validate_and_test_measure_what_predict_says(schedule: str | int) -> Non
 
 @pytest.mark.parametrize("schedule", ["folded", 2])
 def test_accumulated_batches_are_one_step(schedule: str | int) -> None:
-    made = module(schedule, schedule="constant", optimizer="adam")
+    made = module(schedule, lr_schedule="constant", optimizer="adam")
     host = trainer(max_epochs=1, accumulate_grad_batches=5, gradient_clip_val=1.0)
     host.fit(made, pairs())
     assert host.global_step == 1

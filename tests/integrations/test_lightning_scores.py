@@ -192,7 +192,7 @@ def test_rivals_are_scored_alike() -> None:
 def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None:
     """The rate is so high that the first epochs are not the best and later ones do not improve."""
     model = ensemble()
-    module = EnsembleModule(model, sn.EnsembleLoss(), lr=0.05, schedule="constant")
+    module = EnsembleModule(model, sn.EnsembleLoss(), lr=0.05, lr_schedule="constant")
     keep = ModelCheckpoint(tmp_path, monitor="val_nll", mode="min")
     stop = EarlyStopping("val_nll", patience=2)
     run = trainer(60, callbacks=[keep, stop], enable_checkpointing=True)

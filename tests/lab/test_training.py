@@ -188,7 +188,7 @@ def test_half_precision_and_channels_last(make: Callable[[], SigmaEnsemble]) -> 
 
 @pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
 def test_one_member_at_a_time_trains_the_same_network(schedule: str) -> None:
-    recipe = Recipe(epochs=2, batch_size=16, lr=0.02, schedule=schedule)
+    recipe = Recipe(epochs=2, batch_size=16, lr=0.02, lr_schedule=schedule)
     together, apart = folded(), sequential()
     begin = snapshot(together)
     assert equal(begin, snapshot(apart))

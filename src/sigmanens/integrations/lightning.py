@@ -19,10 +19,10 @@ from sigmanens.integrations.scores import Scores
 from sigmanens.training.groups import param_groups
 from sigmanens.training.loss import EnsembleLoss
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "EnsembleModule"]
+__all__ = ["LR_SCHEDULES", "OPTIMIZERS", "EnsembleModule"]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("onecycle", "cosine", "multistep", "constant")
+LR_SCHEDULES = ("onecycle", "cosine", "multistep", "constant")
 
 
 class EnsembleModule(L.LightningModule):
@@ -48,7 +48,7 @@ class EnsembleModule(L.LightningModule):
         scale_lr_mult: factor on the rate of scales.
         head_lr_mult: factor on the rate of the members' own heads.
         optimizer: "sgd" (with ``momentum``, ``nesterov``), "adam" or "adamw".
-        schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine",
+        lr_schedule: "onecycle" over the whole training (rising for ``rise`` of it), "cosine",
             "multistep" (times ``gamma`` after each epoch of ``milestones``) or "constant"; each
             parameter group keeps its own peak.
         transform: applied to every x before the network, in validation, testing and prediction too.
@@ -63,7 +63,7 @@ class EnsembleModule(L.LightningModule):
             Kept in Lightning checkpoints.
 
     Raises:
-        InputError: for an unknown optimizer or schedule, a momentum or rise outside [0, 1),
+        InputError: for an unknown optimizer or lr_schedule, a momentum or rise outside [0, 1),
             "multistep" without milestones, ``split`` of anything but a SigmaEnsemble, or a loss
             that is not for the ensemble's task.
     """
@@ -80,7 +80,7 @@ class EnsembleModule(L.LightningModule):
         optimizer: str = "sgd",
         momentum: float = 0.9,
         nesterov: bool = True,
-        schedule: str = "onecycle",
+        lr_schedule: str = "onecycle",
         rise: float = 0.2,
         milestones: Sequence[int] = (),
         gamma: float = 0.1,
@@ -90,16 +90,16 @@ class EnsembleModule(L.LightningModule):
         super().__init__()
         for key, value, known in (
             ("optimizer", optimizer, OPTIMIZERS),
-            ("schedule", schedule, SCHEDULES),
+            ("lr_schedule", lr_schedule, LR_SCHEDULES),
         ):
             if value not in known:
                 raise InputError(f"{key} is {value!r}; expected one of {', '.join(known)}")
         for key, share in (("momentum", momentum), ("rise", rise)):
             if not 0 <= share < 1:
                 raise InputError(f"{key} is {share!r}; expected a number in [0, 1)")
-        if schedule == "multistep" and (not milestones or min(milestones) < 1 or not gamma > 0):
+        if lr_schedule == "multistep" and (not milestones or min(milestones) < 1 or not gamma > 0):
             raise InputError(
-                f"schedule 'multistep' got milestones {list(milestones)} and gamma {gamma!r}; "
+                f"lr_schedule 'multistep' got milestones {list(milestones)} and gamma {gamma!r}; "
                 "expected at least one epoch ≥ 1, and a factor > 0"
             )
         if split and not isinstance(network, SigmaEnsemble):
@@ -117,7 +117,7 @@ class EnsembleModule(L.LightningModule):
         }  # fmt: skip
         self.kind = optimizer
         self.momentum, self.nesterov = momentum, nesterov
-        self.rates, self.rise = schedule, rise
+        self.lr_schedule, self.rise = lr_schedule, rise
         self.milestones, self.gamma = tuple(milestones), gamma
         self.transform = transform
         self.history: list[dict[str, float]] = []
@@ -315,17 +315,17 @@ class EnsembleModule(L.LightningModule):
             optimizer = cls(groups)
         optimizer.register_step_pre_hook(_keep_multiples)
         self._configured = self.lr
-        if self.rates == "constant":
+        if self.lr_schedule == "constant":
             return optimizer
         total = self.trainer.estimated_stepping_batches
         if not math.isfinite(total):
             raise InputError(
-                f"schedule={self.rates!r} needs to know how long the training is. Give the Trainer "
-                "max_epochs or max_steps, or use schedule='constant'"
+                f"lr_schedule={self.lr_schedule!r} needs to know how long the training is. Give "
+                "the Trainer max_epochs or max_steps, or use lr_schedule='constant'"
             )
         steps = max(int(total), 2)
         scheduler: torch.optim.lr_scheduler.LRScheduler
-        if self.rates == "onecycle":
+        if self.lr_schedule == "onecycle":
             # PyTorch divides by zero where the rise takes exactly one step.
             rise = self.rise * (1 - 1e-9) if math.isclose(self.rise * steps, 1) else self.rise
             scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -335,11 +335,11 @@ class EnsembleModule(L.LightningModule):
                 pct_start=rise,
                 cycle_momentum=False,
             )
-        elif self.rates == "multistep":
+        elif self.lr_schedule == "multistep":
             epochs = self.trainer.max_epochs
             if not epochs or epochs < 1:
                 raise InputError(
-                    "schedule='multistep' counts epochs, but the Trainer has no max_epochs"
+                    "lr_schedule='multistep' counts epochs, but the Trainer has no max_epochs"
                 )
             places = [m * steps // epochs for m in self.milestones]
             scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, places, self.gamma)

@@ -130,7 +130,7 @@ class Recipe:
         momentum: of SGD.
         nesterov: Nesterov momentum.
         weight_decay: on weights of convolutions and linear layers only.
-        schedule: "onecycle", "cosine", "multistep" or "constant".
+        lr_schedule: "onecycle", "cosine", "multistep" or "constant".
         rise: share of the training in which the one-cycle rate rises.
         milestones: epochs after which the multistep rate falls.
         gamma: factor by which it falls.
@@ -156,7 +156,7 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4
-    schedule: str = "onecycle"
+    lr_schedule: str = "onecycle"
     rise: float = 0.2
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1

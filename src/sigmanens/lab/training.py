@@ -236,7 +236,7 @@ def train_network(
         optimizer=recipe.optimizer,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov,
-        schedule=recipe.schedule,
+        lr_schedule=recipe.lr_schedule,
         rise=recipe.rise,
         milestones=recipe.milestones,
         gamma=recipe.gamma,
