@@ -25,7 +25,7 @@ UNFINISHED := $(VENV)/.sigmanens-unfinished
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test matrix lint types contract clean
+.PHONY: help demo test slow matrix lint types contract clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -41,6 +41,10 @@ demo: $(LAB) ## show a σN-Ens on real data in two minutes; writes runs/demo/rep
 test: $(DEV) ## run the tests
 	@$(POINT_HERE)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+slow: $(DEV) ## run the tests that make test leaves out: kills, resumed runs, large networks
+	@$(POINT_HERE)
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
 matrix: $(DEV) ## run every network of docs/compatibility.md and write it anew; an hour
 	@$(POINT_HERE)

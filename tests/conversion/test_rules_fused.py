@@ -368,14 +368,6 @@ def test_a_conversion_that_fails_leaves_folding_as_it_was() -> None:
     getattr(base.block, method)()
 
 
-def test_plain_arithmetic_with_a_converted_norm_meets_another_shape() -> None:
-    ens = sn.convert(
-        randomise(nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4))), 3, head="shared"
-    )
-    with pytest.raises(RuntimeError):
-        torch.nn.utils.fuse_conv_bn_eval(ens.network[0].eval(), ens.network[1].eval())
-
-
 @pytest.mark.case("C11")
 def test_networks_that_ask_norms_for_their_device_keep_working() -> None:
     block = timm_models("swin_transformer").SwinTransformerBlock

@@ -18,12 +18,9 @@ import sigmanens as sn
 from sigmanens.ensemble.distributed import _buckets, own_members
 from sigmanens.errors import InputError
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (is_available() and is_gloo_available()), reason="this PyTorch comes without gloo"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (is_available() and is_gloo_available()), reason="this PyTorch comes without gloo"
+)
 
 
 def close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
@@ -172,6 +169,7 @@ def test_accumulated_batches_are_one_batch(found: list[dict[str, Any]]) -> None:
         close(rank["accumulated"]["gradients"], expected["gradients"])
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_which_resumes_to_the_same_weights(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()

@@ -176,7 +176,6 @@ def test_the_steps_are_those_of_a_plain_loop(digits: Arrays) -> None:
 # -- in scikit-learn's tools ----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")
 def test_the_checks_of_scikit_learn() -> None:
     """Without a temperature, for which their data sets of 20 samples are too small."""

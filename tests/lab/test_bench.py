@@ -385,6 +385,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_ends_with_the_same_numbers(
     tmp_path: Path, done: tuple[Path, dict[str, Any]]
 ) -> None:

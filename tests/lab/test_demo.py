@@ -91,6 +91,7 @@ def test_a_terminal_gets_progress(tmp_path: Path) -> None:
     assert "4 trainings" in text.getvalue()
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_numbers(
     done: tuple[Path, dict[str, Any], str], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_parameters_are_the_paper_s(name: str) -> None:
     assert low - 5e3 <= parameters(network) <= high + 5e3
 
 
+@pytest.mark.slow
 def test_a_step_runs() -> None:
     """One step of σN-Ens on pictures of the right shape, by the preset's own recipe."""
     config = preset("paper-cifar10-resnet18")
@@ -166,6 +167,7 @@ class Source:
         return self.images[rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper-imagenet-resnet50", "paper-imagenet-vit-b16"])
 def test_presets_of_imagenet_start(name: str) -> None:
     """On pictures that are made when asked for; smaller ones, and a smaller ViT."""

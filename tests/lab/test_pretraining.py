@@ -153,6 +153,7 @@ train_base(
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_network(
     study: BenchConfig, done: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
