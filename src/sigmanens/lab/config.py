@@ -376,7 +376,7 @@ class DemoConfig:
     taus: tuple[float, ...] = (0.1, 0.5, 2.0)
     weight: float = 1e-2
     train: int = 200
-    epochs: int = 60
+    epochs: int = 40
     width: int = 16
     seeds: int = 4
     workers: int = 2

@@ -28,6 +28,6 @@ def demo_study(config: DemoConfig) -> BenchConfig:
         methods=["separate", "film", "sigmanens_lambda0", "sigmanens"],
         taus=list(config.taus),
         seeds=list(range(config.seeds)),
-        measure=MeasureConfig(detailed_seeds=None, features=False, watched=0),
+        measure=MeasureConfig(detailed_seeds=None, features=False, watched=0, resamples=200),
         workers=config.workers,
     )
