@@ -4,10 +4,10 @@
     python docs/measure_collapse.py --table    # write the table anew from the stored numbers
     python docs/measure_collapse.py --check    # exit with 1 if the document has another table
 
-Data, noise, network and rate are those of ``sigmanens demo``, for 60 epochs. Two starts: *scratch*, as in the
-demo, random scales and fresh heads; *preserve*, a network that is trained first and then converted
-with copied heads and trained for a third of its epochs at a tenth of its rate. Numbers go to
-docs/results/collapse.json.
+Data, noise, network and rate are those of ``sigmanens demo``, for 60 epochs. Two starts: *scratch*,
+as in the demo, random scales and fresh heads; *preserve*, a network that is trained first and then
+converted with copied heads and trained for a third of its epochs at a tenth of its rate. Numbers go
+to docs/results/collapse.json.
 """
 
 from __future__ import annotations
