@@ -203,6 +203,7 @@ def test_a_run_measures_and_writes_what_it_measured(
     assert page(done, "x.json")
 
 
+@pytest.mark.slow
 def test_networks_in_onnx_runtime_are_measured_against_eager_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

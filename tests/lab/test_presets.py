@@ -99,6 +99,7 @@ def step(config: BenchConfig, method: str, material: Material) -> tuple[Workshop
     return shop, network
 
 
+@pytest.mark.slow
 def test_many_classes_start_from_imagenet_weights_with_new_heads() -> None:
     """Each network and each member has a head of its own; the body is the same for all."""
     pytest.importorskip("efficientnet_lite_pytorch")
@@ -133,6 +134,7 @@ def test_many_classes_start_from_imagenet_weights_with_new_heads() -> None:
     assert {name for name, p in again.named_parameters() if p.requires_grad} == trained
 
 
+@pytest.mark.slow
 def test_the_small_vision_transformer_starts() -> None:
     pytest.importorskip("timm")
     pytest.importorskip("peft")

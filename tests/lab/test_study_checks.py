@@ -152,6 +152,7 @@ def test_lora_has_the_heads_of_the_study(head: str, layers: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_resumed_studies_do_not_mix_what_differs(tmp_path: Path) -> None:
     out = tmp_path / "run"
     recipe = replace(TINY.recipe, epochs=1)
