@@ -30,6 +30,8 @@ _KNOWN = {*_STATISTICS, *_SCALES, *_AFFINE, "weight", "bias", "ones"}
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module or one within it is compiled."""
+    if "torch._dynamo" not in sys.modules:  # the compiler
+        return False
     return any(
         getattr(m, "_compiled_call_impl", None) is not None or type(m).__name__ == "OptimizedModule"
         for m in module.modules()

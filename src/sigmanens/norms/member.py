@@ -195,8 +195,8 @@ class MemberNorm(nn.Module):
     ) -> Tensor:
         """``norm(rows, scale, shift)`` of each member's rows of x (k·B, …), and then the tail."""
         scale, shift = self.axis.recall(self, self.scale_and_shift)
-        self._check_rows(x)
         if scales_in_kernel(x, scale):
+            self._check_rows(x)
             y = each(lambda _, rows, weight, bias: norm(rows, weight, bias), x, scale, shift)
         else:
             y = self._scale_shift(norm(x, None, None), scale, shift)

@@ -55,6 +55,8 @@ def whole(t: Tensor) -> Tensor:
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether parameters are divided over ranks (FSDP) and whole only while a module runs."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = ("FSDPModule", "FullyShardedDataParallel")
     kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
