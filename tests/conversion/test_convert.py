@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -379,3 +380,9 @@ def test_training_members_only_trains_heads_that_are_the_members(head: str) -> N
     for key in before.keys() & shared.keys():
         assert torch.equal(shared[key], before[key]) or "running" in key or "tracked" in key
     assert ("6.weight" in shared) == (head == "shared")
+
+
+def test_a_configuration_may_hold_anything_as_its_problem_type() -> None:
+    base = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    base.config = SimpleNamespace(problem_type=["a"])  # type: ignore[assignment]
+    assert sn.convert(base, 2).task is None

@@ -564,6 +564,32 @@ def test_another_setting_is_another_probe(first: nn.Module, second: nn.Module) -
     assert protocol.settings(first) != protocol.settings(second)
 
 
+class Last:
+    """A function that is printed like any other."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return "Last()"
+
+
+class LastNorm(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(C))
+        self.last = (Last(function),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last[0].function(self.weight * F.layer_norm(x, (C,)))
+
+
+def test_settings_that_print_alike_are_probed_each() -> None:
+    base = nn.Sequential(LastNorm(lambda y: y), LastNorm(torch.relu), nn.Linear(C, 2))
+    with pytest.raises(UnsupportedNormError, match=r"1 \(LastNorm\)"):
+        sn.convert(base, 2)
+
+
 @pytest.mark.parametrize("make", [FrozenNorm, ActivatedNorm], ids=["buffers", "submodules"])
 def test_norms_whose_values_or_submodules_may_matter_are_probed_each(
     make: Callable[[], nn.Module], probes: list[nn.Module]

@@ -116,7 +116,7 @@ def test_every_seed_and_every_separate_network_starts_on_its_own() -> None:
     assert len(first) == TINY.train
 
 
-@pytest.mark.parametrize("values", [{"members": 1}, {"train": 1790}, {"train": 5}])
+@pytest.mark.parametrize("values", [{"members": 1}, {"train": 1790}, {"train": 5}, {"train": 0}])
 def test_a_size_that_cannot_be_run_is_refused_at_once(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:

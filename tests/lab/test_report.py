@@ -18,7 +18,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 from tests.lab.report_fixture import demo_metrics, row, single_row_metrics
 
-from sigmanens.errors import RunError
+from sigmanens.errors import InputError, RunError
 from sigmanens.lab.report import console_table, summary, write_report
 from sigmanens.lab.report.owners import counts
 from sigmanens.lab.report.page import render, sections
@@ -196,6 +196,17 @@ def test_missing_null_and_non_finite_numbers_are_dashes():
     film = re.search(rf"<tr[^>]*><th[^>]*><i[^>]*></i>{name}</th>(.*?)</tr>", prose, re.S)
     assert film is not None
     assert '<td data-v="">–</td>' in film[1]
+
+
+@pytest.mark.parametrize("key", demo_metrics())
+def test_what_a_run_does_not_say_is_left_out(key: str):
+    metrics = demo_metrics()
+    del metrics[key]
+    if key == "rows":
+        with pytest.raises(InputError, match="rows"):
+            render(metrics)
+    else:
+        assert "</html>" in render(metrics)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

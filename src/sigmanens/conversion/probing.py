@@ -28,7 +28,7 @@ _TOLERANCE = 1e-4
 _ROWS = 3
 _ROWS_DEPTH = 4
 _FREE = (5, 4, 3, 2)  # sizes for the dimensions that are not scaled
-_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _OWN = ("inner", "scale_logit", "scale", "carrier", "offset", "shift", "axis", "where", "kind")
 
 _Affine = tuple[Tensor | float, Tensor | float]  # weight and bias
@@ -109,11 +109,16 @@ def settings(module: nn.Module) -> Hashable | None:
         return None
     internal = vars(nn.Module()).keys() - {"training"}
     own = {k: v for k, v in vars(module).items() if k not in internal}
-    if not all(isinstance(v, _PLAIN) for v in own.values()):
+    if not all(map(_is_plain, own.values())):
         return None
     parameters = module._parameters.items()
     kinds = [(k, p if p is None else (p.shape, p.dtype, p.device)) for k, p in parameters]
     return type(module), repr((sorted(own.items()), kinds))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether the ``repr`` of a value says all about it."""
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 def _unfit(module: nn.Module) -> str | None:

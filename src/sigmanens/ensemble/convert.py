@@ -34,7 +34,7 @@ from sigmanens.errors import (
 from sigmanens.passes.modes import evaluating
 
 # By problem_type of a configuration of transformers.
-_TASKS: dict[Any, str] = {
+_TASKS: dict[str, str] = {
     "single_label_classification": "multiclass",
     "multi_label_classification": "multilabel",
     "regression": "regression",
@@ -172,7 +172,7 @@ def _convert(
     audited = audit(model, config.layers, heads, functional.bypassed)
     converted = [e.name for e in audited[0] if e.action == "converted"]
     problem = getattr(getattr(model, "config", None), "problem_type", None)
-    task = config.task or _TASKS.get(problem)
+    task = config.task or _TASKS.get(str(problem))
     plan = replace(config, init=init, head=head, head_name=heads, layers=converted, task=task)
     expected = None
     if example is not None and init == "preserve" and head != "fresh":

@@ -385,6 +385,6 @@ class DemoConfig:
         """Raise ConfigError for sizes the demo cannot run with."""
         if self.members < 2:
             raise ConfigError(f"members is {self.members}; the demo compares at least 2")
-        for key in ("width", "seeds"):
+        for key in ("train", "width", "seeds"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")

@@ -56,7 +56,7 @@ def run_jobs(
             "process"
         ) from e
     finally:
-        get_reusable_executor().shutdown(kill_workers=True)
+        get_reusable_executor(reuse=True).shutdown(kill_workers=True)
     return results
 
 

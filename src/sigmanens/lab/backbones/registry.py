@@ -125,6 +125,8 @@ def _build_timm(model: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     except TypeError as error:
         raise ConfigError(f"timm/{model} was built with a wrong argument: {error}.") from error
     except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
         raise _unloaded(f"timm/{model}", error) from error
 
 
@@ -147,6 +149,8 @@ def _build_torchvision(model: str, pretrained: bool = False, **kwargs: Any) -> n
             f"torchvision/{model} was built with a wrong argument: {error}"
         ) from error
     except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
         raise _unloaded(f"torchvision/{model}", error) from error
 
 

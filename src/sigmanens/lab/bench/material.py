@@ -143,7 +143,7 @@ def _material(data: str, measure: str, seed: int) -> Material:
     config = DataConfig(**json.loads(data))
     corruptions, limit, draw = json.loads(measure)
     if config.source == "digits":
-        return _digits(seed, config.limit or 200)
+        return _digits(seed, 200 if config.limit is None else config.limit)
     sets = load_sets(config)
     kinds = corruption_names(corruptions, texts=config.tokenizer is not None)
     rows = draw_rows(sets.test.labels, limit, kinds, draw, config.seed)
