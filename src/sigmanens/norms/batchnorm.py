@@ -99,9 +99,9 @@ class RunningStatistics(MemberNorm):
     def _normalised(self, x: Tensor) -> Tensor:
         batch_statistics, tracked = self._what_to_use()
         self._check(x, batch_statistics)
-        self._check_rows(x)
         if not batch_statistics:
             return self._by_running_statistics(x)
+        self._check_rows(x)
         affine = _matched(x, *self.scale_and_shift())
         if not tracked:
             return self._by_batch(x, (None, None, *affine), [0.0] * len(affine[0]))
@@ -145,6 +145,7 @@ class RunningStatistics(MemberNorm):
     def _by_running_statistics(self, x: Tensor) -> Tensor:
         k = self.axis.current.count
         if writes_in_place(x) and x.numel() and is_large(x, k):
+            self._check_rows(x)
             state = self.axis.recall(self, lambda: self._fixed(x), x.dtype)
             return batch_norm(x, state, False, [0.0] * k, self.eps)
         # One product and one sum per value, which compilers and other runtimes fuse.

@@ -75,13 +75,9 @@ class MemberAxis:
         return MemberAxis, (self._members,)
 
     @property
-    def _found(self) -> Pass | None:
-        return self.pinned if torch.compiler.is_compiling() else _current.get()
-
-    @property
     def chosen(self) -> Pass:
         """The pass of this call, or one of all members if none was chosen."""
-        found = self._found
+        found = self.pinned if torch.compiler.is_compiling() else _current.get()
         if found is None or found.axis is not self:
             return Pass(self, 0, self._members, held=self._members)
         return found
@@ -93,9 +89,12 @@ class MemberAxis:
         Raises:
             OutsidePassError: if none runs, or only one of another ensemble.
         """
-        found = self._found
-        if not torch.compiler.is_compiling() and (found is None or not found.running):
-            found = _in_backward() or found
+        if torch.compiler.is_compiling():
+            found = self.pinned
+        else:
+            found = _current.get()
+            if found is None or not found.running:
+                found = _in_backward() or found
         if found is None or not found.running or found.axis is not self:
             raise OutsidePassError(
                 "a converted layer was called outside a pass of its ensemble, where it is not "
