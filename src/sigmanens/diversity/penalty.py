@@ -259,13 +259,8 @@ def gap(s: Tensor, tau: float | Tensor) -> Tensor:
     At τ ≥ 0.1 expm1 and log1p keep the digits of a small gap. Below, e^{1/τ} may overflow.
     """
     centred = (s - s.mean(0)) / tau
-
-    def stable() -> Tensor:
-        return torch.logsumexp(centred, 0) - math.log(len(s))
-
-    def precise() -> Tensor:
-        return torch.log1p(torch.expm1(centred.clamp(max=10)).mean(0))
-
+    precise = torch.log1p(torch.expm1(centred.clamp(max=10)).mean(0))
+    stable = torch.logsumexp(centred, 0) - math.log(len(s))
     if isinstance(tau, Tensor):
-        return tau * torch.where((tau < 0.1).to(s.device), stable(), precise())
-    return tau * (stable() if tau < 0.1 else precise())
+        return tau * torch.where((tau < 0.1).to(s.device), stable, precise)
+    return tau * (stable if tau < 0.1 else precise)
