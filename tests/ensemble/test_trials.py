@@ -194,10 +194,11 @@ def test_members_answer_as_plain_networks_do(case: str, schedule: str, training:
     assert len([n for n in ens.report.notes if "sequentially" in n]) <= 1
 
 
+# Functions, for a copy of a bound method has a generator of its own.
 DRAWS = {
     "torch": lambda: float(torch.rand(())),
-    "python": random.random,
-    "numpy": np.random.rand,
+    "python": lambda: random.random(),
+    "numpy": lambda: float(np.random.rand()),
     "always": lambda: 0.0,
 }
 
