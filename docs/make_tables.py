@@ -19,7 +19,6 @@ from typing import Any
 
 import search_tables
 from rich.console import Console
-from rich.text import Text
 from study_tables import (
     bounded,
     corruption,
@@ -33,7 +32,7 @@ from study_tables import (
     spread,
 )
 
-from sigmanens.lab.report import console_table, summary
+from sigmanens.lab.report import print_run
 from sigmanens.lab.report.compare import RULE
 
 RESULTS = Path(__file__).parent / "results"
@@ -84,11 +83,8 @@ def readme() -> str:
 
 def printed(metrics: Mapping[str, Any]) -> str:
     """What a command prints of a run."""
-    console, said = Console(file=io.StringIO(), width=100, color_system=None), summary(metrics)
-    console.print(console_table(metrics))
-    console.print(Text(f"\n{said.headline}"))
-    for topic, line in said.lines:
-        console.print(Text(f"• {topic}: {line}"))
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    print_run(metrics, console)
     lines = console.file.getvalue().rstrip().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 

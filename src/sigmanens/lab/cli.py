@@ -46,20 +46,12 @@ def demo(config: Namespace, command: str) -> None:
 
 
 def _tell(metrics: dict[str, Any], out: Path) -> None:
-    """Print what a run shows: the table, the headline, and a line for each topic."""
+    """Print what a run shows, and where its report is."""
     from rich.console import Console
-    from rich.text import Text
 
-    from sigmanens.lab.report import console_table, summary
+    from sigmanens.lab.report import print_run
 
-    console, said = Console(), summary(metrics)
-    console.print(console_table(metrics))
-    console.print(Text(f"\n{said.headline}", style="bold"))
-    for topic, line in said.lines:
-        console.print(Text(f"• {topic}: {line}"))
-    warned = {text: row["method"] for row in metrics["rows"] for text in row.get("findings") or ()}
-    for text, method in warned.items():
-        console.print(Text(f"! {method}: {text}"))
+    print_run(metrics, Console())
     print(f"Report: {out / 'report.html'}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sigmanens.lab.report.console import console_table
+from sigmanens.lab.report.console import console_table, print_run
 from sigmanens.lab.report.page import write_report
 from sigmanens.lab.report.summary import Summary, summary
 
-__all__ = ["Summary", "console_table", "summary", "write_report"]
+__all__ = ["Summary", "console_table", "print_run", "summary", "write_report"]

@@ -13,8 +13,8 @@ from sigmanens.lab.report.study import Group, Study
 RULE = (
     "Differences are paired, with 95 % intervals: Student’s t over the seeds, or, with one seed in "
     "common, the bootstrap over the same samples. They are called better or worse only where the "
-    "interval leaves out 0. † marks what also survives Holm’s correction for all comparisons "
-    "with the same reference."
+    "interval leaves out 0. † marks what also survives Holm’s correction for all methods that "
+    "are compared with the same reference."
 )
 
 

@@ -1,4 +1,4 @@
-"""The results of a run as a table for the terminal."""
+"""What a run shows on the terminal: a table and a few lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from statistics import fmean
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from sigmanens.lab.report import naming
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.study import Group, Stat, Study
+from sigmanens.lab.report.summary import summary
 
 _COLUMNS = (
     ("accuracy", "accuracy"),
@@ -22,6 +24,23 @@ _COLUMNS = (
     ("differ", "disagreement"),
 )
 _USUAL = ("max_softmax", "predictive_entropy")
+
+
+def print_run(metrics: Mapping[str, Any], console: Console) -> None:
+    """Print what a run shows: the table, the headline, a line for each topic, what is wrong.
+
+    Raises what :func:`console_table` does.
+    """
+    said = summary(metrics)
+    console.print(console_table(metrics))
+    console.print(Text(f"\n{said.headline}", style="bold"))
+    for topic, line in said.lines:
+        console.print(Text(f"• {topic}: {line}"))
+    if any("†" in line for _, line in said.lines):
+        console.print(Text("† also survives Holm's correction for all methods of the run"))
+    warned = {text: row["method"] for row in metrics["rows"] for text in row.get("findings") or ()}
+    for text, method in warned.items():
+        console.print(Text(f"! {method}: {text}"))
 
 
 def console_table(metrics: Mapping[str, Any]) -> Table:

@@ -107,8 +107,6 @@ def _quality(
     if not parts:
         return ""
     text = f"Against {others[0].label}: {'; '.join(parts)}."
-    if "†" in text:
-        text += " († stands among all comparisons together, by Holm's correction.)"
     if lead:
         _, key, gap = lead[0]
         half = f"±{gap.half_width:.3f} in {METRICS[key].name}"
