@@ -21,6 +21,7 @@ from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _NormBase
 
 from sigmanens.conversion.build import Converted
+from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
@@ -60,7 +61,6 @@ class SigmaEnsemble(nn.Module):
     Attributes:
         network: the converted network. Its layers refuse a call from outside; see :meth:`forward`.
         axis: the member axis that all its layers share.
-        plan: how it was built; what a checkpoint stores.
         report: audit of the conversion.
         temperature: () float32, T applied to the averaged distribution by :meth:`predict`.
     """
@@ -69,10 +69,9 @@ class SigmaEnsemble(nn.Module):
 
     def __init__(self, converted: Converted) -> None:
         super().__init__()
-        network, plan = converted.network, converted.report.plan
+        network = converted.network
         self.network = network
         self.axis = converted.axis
-        self.plan = plan
         self.report = converted.report
         self.base_fingerprint = converted.base_fingerprint
         self.structure = converted.structure
@@ -80,8 +79,8 @@ class SigmaEnsemble(nn.Module):
         place = next(chain(network.parameters(), network.buffers()), None)
         device = None if place is None else place.device
         self.register_buffer("temperature", torch.ones((), device=device))
-        self._runner = Runner(self.axis, self.report, plan.schedule)
-        self._dims = resolve_batch_dims(network, plan.batch_dims)
+        self._runner = Runner(self.axis, self.report)
+        self._dims = resolve_batch_dims(network, self.plan.batch_dims)
         self._hinted = False
         self._frozen = False
 
@@ -152,6 +151,11 @@ class SigmaEnsemble(nn.Module):
         return self.axis.num_members
 
     @property
+    def plan(self) -> ConversionConfig:
+        """How it was built and is run; what a checkpoint stores."""
+        return self.report.plan
+
+    @property
     def schedule(self) -> str | int:
         """How members share passes: "auto", "folded", "sequential", or members per pass."""
         return self._runner.schedule
@@ -184,8 +188,7 @@ class SigmaEnsemble(nn.Module):
 
     @task.setter
     def task(self, task: str | None) -> None:
-        self.plan = replace(self.plan, task=task)
-        self.report.plan = replace(self.plan, schedule=self.schedule)
+        self.report.plan = replace(self.plan, task=task)
 
     def sigma_norms(self) -> dict[str, SigmaNorm]:
         """The converted norms by dotted name within the network; tied ones once."""
@@ -411,16 +414,9 @@ class SigmaEnsemble(nn.Module):
                 InputError: for an unknown ``shared``, or a factory without "always".
         """
         check_values(self)
-        plan, t = replace(self.plan, schedule=self.schedule), float(self.temperature)
-        saved = Saved(plan, self.base_fingerprint, t, self.frozen_statistics)
-        return save(
-            self.network,
-            saved,
-            directory,
-            shared,
-            made=self.structure,
-            factory=factory,
-        )
+        t = float(self.temperature)
+        saved = Saved(self.plan, self.base_fingerprint, t, self.frozen_statistics)
+        return save(self.network, saved, directory, shared, made=self.structure, factory=factory)
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Put a saved state into this ensemble, which was converted alike.

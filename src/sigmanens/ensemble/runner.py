@@ -37,10 +37,9 @@ class Runner:
     ``divisible`` says whether the samples may be run in parts.
     """
 
-    def __init__(self, axis: MemberAxis, report: ConversionReport, schedule: str | int) -> None:
+    def __init__(self, axis: MemberAxis, report: ConversionReport) -> None:
         self.axis = axis
         self.report = report
-        self._schedule = schedule
         self.divisible = True
         self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
         self._examined: set[bool] = set()  # modes in which folding was compared
@@ -56,12 +55,11 @@ class Runner:
 
     @property
     def schedule(self) -> str | int:
-        return self._schedule
+        return self.report.plan.schedule
 
     @schedule.setter
     def schedule(self, schedule: str | int) -> None:
         self.report.plan = replace(self.report.plan, schedule=schedule)
-        self._schedule = schedule
 
     def run(self, network: nn.Module, inputs: Inputs, *, split: bool = False) -> Any:
         """Results of the chosen members, each tensor (k, B, …).
@@ -140,22 +138,22 @@ class Runner:
         return self.axis.choosing(start=start, stop=stop, recorded=recorded)
 
     def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, size: int) -> int:
-        if k == 1 or self._schedule == "sequential":
+        if k == 1 or self.schedule == "sequential":
             return 1
         if inputs.whole:
             self._fall_back(f"it is not known how {_described(inputs)} carries the batch")
             return 1
         if not runs_as_called():
-            return self._schedule if isinstance(self._schedule, int) else k
+            return self.schedule if isinstance(self.schedule, int) else k
         # A share of the rows is a batch of its own; folding was compared or is compared on it.
         known = network.training in self._examined
         if not known and not self.settle(network, inputs.narrow(0, size)):
             return 1
-        if self._schedule == "sequential":
+        if self.schedule == "sequential":
             return 1
-        if isinstance(self._schedule, int):
-            return self._schedule
-        if self._schedule == "folded" or processes(None) > 1:
+        if isinstance(self.schedule, int):
+            return self.schedule
+        if self.schedule == "folded" or processes(None) > 1:
             return k
         few = members_per_pass(k, size, self._row_bytes, inputs.device)
         if few < k and (is_compiled(network) or has_onlookers(network)):
@@ -184,9 +182,9 @@ class Runner:
             several = processes(None) > 1
             if verdict.problem is not None or several:
                 self._examined.add(mode)
-            if verdict.problem and self._schedule not in ("auto", "sequential"):
+            if verdict.problem and self.schedule not in ("auto", "sequential"):
                 raise InputError(
-                    f"schedule={self._schedule!r} folds members into the batch, which this network "
+                    f"schedule={self.schedule!r} folds members into the batch, which this network "
                     f"does not keep in place ({verdict.problem}). Use schedule='sequential' or "
                     "'auto', or name the batch dimension of each input with batch_dims"
                 )
@@ -194,7 +192,7 @@ class Runner:
                 reason = f"folding members into the batch changes results ({verdict.problem})"
                 self._fall_back(reason)
                 return False
-            told = self._schedule != "auto" or several or self._examined != {mode}
+            told = self.schedule != "auto" or several or self._examined != {mode}
             if verdict.problem == "" and not told:
                 members = self.axis.num_members
                 k = members_per_pass(members, inputs.size, self._row_bytes, inputs.device)
@@ -202,11 +200,11 @@ class Runner:
                     f"schedule auto: {k} of {members} members in a pass at {inputs.size} samples "
                     f"({self._row_bytes:,} bytes enter the largest norm for each)"
                 )
-            return verdict.problem == "" or self._schedule != "auto" or several
+            return verdict.problem == "" or self.schedule != "auto" or several
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
-            if self._schedule == "sequential":
+            if self.schedule == "sequential":
                 return
             self.schedule = "sequential"
             note = f"{reason}: running sequentially"
@@ -223,7 +221,7 @@ class Runner:
             return None
         with self._lock:
             if not self._prefix_sought:
-                folds = self._schedule != "sequential"
+                folds = self.schedule != "sequential"
                 self._prefix, note = find_prefix(network, self.axis, inputs, folds)
                 self._prefix_sought = note is not None
                 if note:

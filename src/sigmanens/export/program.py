@@ -122,7 +122,7 @@ class Task:
         if inputs.size == 1:  # which a trace would take for a constant
             inputs = inputs.expand(2)
         declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
-        plan = replace(twin.plan, batch_dims=declared, schedule=twin.schedule)
+        plan = replace(twin.plan, batch_dims=declared)
         report = replace(twin.report, plan=plan)
         shared = twin.base_fingerprint, twin.structure
         copied = SigmaEnsemble(Converted(twin.network, twin.axis, report, *shared))
