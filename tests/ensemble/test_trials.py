@@ -214,6 +214,36 @@ def test_a_network_that_mixes_the_batch_by_chance_runs_one_member_at_a_time(draw
         folded(torch.randn(7, 6))
 
 
+class OfTorch(Seldom):
+    def __init__(self) -> None:
+        super().__init__(float)
+        self.generator = torch.Generator().manual_seed(121)
+
+    def mixed(self, h: Tensor) -> Tensor:
+        kept = float(torch.rand((), generator=self.generator)) >= 0.5
+        return h if kept else Shuffles.mixed(self, h)
+
+
+# Each would first draw eight numbers that do not mix: unseeded, the trial would see nothing.
+OWN = {
+    "python": lambda: Seldom(random.Random(479).random),
+    "numpy, older": lambda: Seldom(np.random.RandomState(154).rand),
+    "numpy": lambda: Seldom(np.random.default_rng(45).random),
+    "torch": OfTorch,
+}
+
+
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+def test_a_generator_of_the_networks_own_is_seeded_for_the_trial(
+    make: Callable[[], Seldom],
+) -> None:
+    base = randomise(make())
+    ens = sn.convert(base, 3).train()
+    with pytest.warns(sn.SigmaNensWarning, match="folding members into the batch changes results"):
+        ens(torch.randn(7, 6))
+    assert ens.schedule == "sequential"
+
+
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.AlphaDropout(0.3), nn.RReLU()])
 def test_noise_that_keeps_samples_apart_does_not_count_as_a_difference(layer: nn.Module) -> None:
     base = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), layer, nn.Linear(8, 3))

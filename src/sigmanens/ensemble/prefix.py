@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
-from sigmanens.ensemble.trial import difference, twin_of
+from sigmanens.ensemble.trial import Draws, difference, twin_of
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis, follow_backward
 from sigmanens.passes.modes import evaluating
 from sigmanens.passes.sharing import Reached, Recording, Replaying, make_shareable
 from sigmanens.passes.trees import join, map_tensors, tensors
-from sigmanens.seeding import device_of, generator_states
+from sigmanens.seeding import device_of
 
 _SMALL = 2**18  # bytes
 
@@ -45,7 +45,6 @@ class Prefix:
         self.batched = list(batched)
         self.depth = sum(_computes(m) for c in dict.fromkeys(calls) for m in c.modules())
         self._norms = {m for c in calls for m in c.modules() if isinstance(m, RunningStatistics)}
-        self.names: list[str] = []
         # Whether functions (F.dropout) draw random numbers between these modules in training. A
         # member's pass would draw others than the recorded ones.
         self.draws_between = False
@@ -143,7 +142,7 @@ def find_prefix(
     listed = [names[m] for m in found.calls]
     modules = dict(network.named_modules(remove_duplicate=False))
     prefix = Prefix([modules[n] for n in listed], modules[where], found.batched)
-    prefix.names, prefix.draws_between = listed, random
+    prefix.draws_between = random
     shown = listed if len(listed) < 6 else [*listed[:4], "…", listed[-1]]
     return prefix, f"computed once for all members, before '{where}': {', '.join(shown)}"
 
@@ -178,18 +177,18 @@ def _problem(
 
 def _draws_between(prefix: Prefix, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> bool:
     """Whether a copy of the network, in training mode, draws numbers between the modules."""
-    device = device_of(network)
+    draws = Draws(device_of(network))
     try:
         recorded = prefix.record(network, axis, inputs.copied())
         if recorded is None:
             return True
-        before = generator_states(device)
         replayed = prefix.replaying(recorded, 1, prefix.end)
-        with suppress(Reached), axis.running(0, axis.chosen.held, once=True, prefix=replayed):
+        once = axis.running(0, axis.chosen.held, once=True, prefix=replayed)
+        with draws.start(network), suppress(Reached), once:
             inputs.copied().call(network)
     except Exception:  # a batch too small for its statistics, say: it cannot tell
         return True
-    return not all(map(torch.equal, before, generator_states(device)))
+    return draws.drawn
 
 
 def _traced(network: nn.Module, axis: MemberAxis, trials: Sequence[Inputs]) -> Prefix | None:

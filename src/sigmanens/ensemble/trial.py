@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,20 +65,20 @@ def _examine(
 ) -> Verdict | None:
     """What a trial on all these inputs finds; with two kinds of fixed draws if it draws any."""
     device = device_of(network)
-    draws = _Draws(device)
+    draws = Draws(device)
     with torch.no_grad():
         verdict = _compare(network, axis, inputs, mode, draws)
         if not draws.drawn:
             return verdict
         for low in (False, True):
-            verdict = _compare(network, axis, inputs, mode, _Draws(device, low))
+            verdict = _compare(network, axis, inputs, mode, Draws(device, low))
             if verdict is None or verdict.problem != "":
                 break
     return verdict
 
 
 def _compare(
-    network: nn.Module, axis: MemberAxis, inputs: Inputs, mode: bool | None, draws: _Draws
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, mode: bool | None, draws: Draws
 ) -> Verdict | None:
     """One comparison; no verdict if already the members one by one fail."""
     members = axis.chosen.held
@@ -89,7 +89,7 @@ def _compare(
             one_by_one = []
             for m in range(members):
                 restore()
-                with draws.start():
+                with draws.start(twin):
                     one_by_one.append(run_pass(twin, axis, inputs.copied(), m, m + 1, **changes))
             expected = join(one_by_one, [1] * members)
     except Exception:  # what the network cannot do on such a batch is for its own call to say
@@ -97,7 +97,7 @@ def _compare(
     divisible = {len(t[0]) for _, t in tensors(expected) if t.dim() > 1} <= {inputs.size}
     problem: str | None
     try:
-        with twin_of(network, mode) as twin, draws.start():
+        with twin_of(network, mode) as twin, draws.start(twin):
             got = run_pass(twin, axis, inputs.copied(), 0, members, **changes)
         problem = difference(got, expected)
     except Exception as e:
@@ -114,13 +114,10 @@ def _row_bytes(network: nn.Module) -> Iterator[list[int]]:
         if args and isinstance(args[0], Tensor) and args[0].dim() and len(args[0]):
             found.append(args[0].numel() * args[0].element_size() // len(args[0]))
 
-    norms = [m for m in network.modules() if isinstance(m, MemberNorm)]
-    handles = [m.register_forward_pre_hook(look) for m in norms]
-    try:
+    with ExitStack() as handles:
+        for norm in (m for m in network.modules() if isinstance(m, MemberNorm)):
+            handles.callback(norm.register_forward_pre_hook(look).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -159,8 +156,7 @@ def has_onlookers(network: nn.Module) -> bool:
     return any(
         not computes(hook) and _package(hook) != "sigmanens"
         for module in network.modules()
-        for key in HOOKS
-        if key in ("_forward_hooks", "_forward_pre_hooks")
+        for key in ("_forward_hooks", "_forward_pre_hooks")
         for hook in vars(module).get(key, {}).values()
     )
 
@@ -207,7 +203,7 @@ _DRAWS = (
 _CALM = {"dropout_p": 0.0, "training": False}
 
 
-class _Draws:
+class Draws:
     """Starts every pass with the same seeds, and sees whether it has ``drawn`` random numbers.
 
     ``low`` says which of two values takes the place of them all, however many are drawn; a network
@@ -217,27 +213,39 @@ class _Draws:
     def __init__(self, device: torch.device, low: bool | None = None) -> None:
         self.drawn = False
         self._device = device
-        self._seed = 1 if low else 0  # Python's random.random() gives 0.13 and 0.84
+        self._seed = 1630 if low else 2152  # every generator's first number: below 0.1, above 0.9
         self._mode: Any = nullcontext() if low is None else _Fixing(0.1 if low else 0.9)
 
     @contextmanager
-    def start(self) -> Iterator[None]:
-        """One pass with the same draws as the others."""
-        numpy = sys.modules.get("numpy.random")
+    def start(self, network: nn.Module) -> Iterator[None]:
+        """One pass of a copy of the network with the same draws as the others."""
+        numpy, own = sys.modules.get("numpy.random"), _own_generators(network)
         seed_device(self._device, self._seed)
-        random.seed(self._seed)
-        if numpy is not None:
-            numpy.seed(self._seed)
+        for generator in (random, *([] if numpy is None else [numpy]), *own):
+            bits: Any = getattr(generator, "bit_generator", None)
+            if hasattr(bits, "state"):  # numpy's newer kind
+                bits.state = type(bits)(self._seed).state
+            elif not isinstance(generator, torch.Generator):  # the mode takes torch's place
+                generator.seed(self._seed)
         before = self._state(numpy)
         with self._mode:
             yield
-        self.drawn |= self._state(numpy) != before
+        self.drawn |= bool(own) or self._state(numpy) != before
 
     def _state(self, numpy: Any) -> list[Any]:
         """The state of the generators of torch, Python and numpy."""
         theirs = [] if numpy is None else [(s.tobytes(), n) for _, s, n, *_ in [numpy.get_state()]]
         ours = [bytes(s.tolist()) for s in generator_states(self._device)]
         return [random.getstate(), *ours, *theirs]
+
+
+def _own_generators(network: nn.Module) -> list[Any]:
+    """Generators that the modules of a copy hold, also behind bound methods."""
+    numpy = sys.modules.get("numpy.random")
+    kinds = (random.Random, torch.Generator)
+    kinds += () if numpy is None else (numpy.RandomState, numpy.Generator)
+    held = [getattr(v, "__self__", v) for m in network.modules() for v in vars(m).values()]
+    return [] if is_sharded(network) else [g for g in held if isinstance(g, kinds)]
 
 
 class _Fixing(TorchDispatchMode):
