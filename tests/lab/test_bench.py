@@ -33,7 +33,7 @@ from sigmanens.lab.bench import runner
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, MeasureConfig, Variant, preset_path
 from sigmanens.lab.bench.gather import choose
 from sigmanens.lab.bench.material import load_material
-from sigmanens.lab.bench.methods import separate_network
+from sigmanens.lab.bench.methods import one_network
 from sigmanens.lab.bench.runner import Job, run_bench
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -220,11 +220,11 @@ def test_separate_networks_may_have_the_heads_of_members(tmp_path: Path) -> None
     } | {("sigmanens_lambda0", None): 2}
     changed = config.changed("fresh_head")
     shop = Workshop(changed, Trial(0, "separate", 2), load_material(changed, 0))
-    plain, first, second = shop.base(0), separate_network(shop, 0), separate_network(shop, 1)
+    plain, first, second = shop.base(0), one_network(shop)[0], one_network(shop, 1)[0]
     (name,) = find_heads(plain, None, "fresh")
     head = first.get_submodule(name)
     assert [type(m) for m in head] == [nn.LayerNorm, nn.Linear]
-    again = separate_network(shop, 0).state_dict()
+    again = one_network(shop)[0].state_dict()
     assert all(torch.equal(again[key], value) for key, value in first.state_dict().items())
     assert not torch.equal(head[1].weight, second.get_submodule(name)[1].weight)
     assert (
@@ -324,6 +324,17 @@ def test_what_is_trained() -> None:
         "sigmanens-m2-tau8-weight0.01-slow-seed3",
     ]
     assert config.changed("slow").recipe.scale_lr_mult == 1.0
+    own = replace(
+        config, weights=None, settings={
+            "sigmanens": {"diversity.weight": 0.5, "recipe.lr": 0.3}, "film": {"recipe.epochs": 9},
+        },
+    )  # fmt: skip
+    keys = [t.key for t in trials_of(own)]
+    assert "sigmanens-m2-tau0.5-weight0.5-seed3" in keys
+    assert own.changed("", "film").recipe.epochs == 9
+    assert own.changed("", "separate") is own
+    slow = own.changed("slow")
+    assert (slow.recipe.lr, slow.recipe.scale_lr_mult) == (0.3, 1.0)
     assert config.recipe.scale_lr_mult is None
 
 
@@ -340,6 +351,8 @@ def test_what_is_trained() -> None:
         ({"options": {"magic": {}}}, "magic"),
         ({"variants": {"a": Variant(change={"recipe.nothing": 1})}}, r"recipe\.nothing"),
         ({"variants": {"a": Variant(method="magic")}}, "magic"),
+        ({"settings": {"mimo": {"recipe.lr": 0.1}}}, "'mimo', which the study does not train"),
+        ({"settings": {"film": {"recipe.no": 0.1}}}, r"settings of 'film' changes 'recipe\.no'"),
     ],
 )
 def test_settings_that_cannot_work_are_named(change: dict[str, Any], message: str) -> None:

@@ -210,6 +210,19 @@ def test_batches_visit_each_example_once(shuffle: bool, drop_last: bool, sizes: 
     assert (y.tolist() == sorted(y.tolist())) is not shuffle
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_comes_from_one_group_and_every_example_once(drop_last: bool) -> None:
+    labels = torch.arange(22)
+    groups = torch.arange(22).flip(0).split(8)
+    seen = list(batches(labels, labels, 4, seeded(0), drop_last, groups, seeded(1)))
+    kept = [y for _, y in seen]
+    assert all(any(set(y.tolist()) <= set(g.tolist()) for g in groups) for y in kept)
+    assert len(set(torch.cat(kept).tolist())) == (20 if drop_last else 22)
+    again = batches(labels, labels, 4, seeded(5), drop_last, groups, seeded(1))
+    for y, (_, other) in zip(kept, again, strict=True):  # other texts, of the same group in turn
+        assert [g for g in groups if y[0] in g] == [g for g in groups if other[0] in g]
+
+
 def test_batches_follow_the_generator() -> None:
     x = torch.arange(50)
 

@@ -51,6 +51,23 @@ def test_validation_pictures_come_from_the_permutation_after_those_trained_on(
     assert torch.equal(sets.test.images, load_images(folder / "digits", "test").images)
 
 
+def test_the_rest_of_joined_splits_is_reported_on(folder: Path) -> None:
+    """Two splits as one, cut into three disjoint parts that hold the first classes only."""
+    given = {"train_split": "train+test", "test_split": "rest", "stratify": True, "classes": 4}
+    sets = load_sets(config(folder, limit=20, validation_from_train=12, seed=3, **given))
+    labels = torch.cat([load_images(folder / "digits", s).labels for s in ("train", "test")])
+    wanted = (labels < 4).nonzero().flatten()
+    parts = [sets.train, sets.validation, sets.test]
+    assert [len(p) for p in parts] == [20, 12, len(wanted) - 32]
+    positions = torch.cat([p.positions for p in parts])
+    assert torch.equal(positions.sort().values, wanted)
+    assert all(torch.equal(p.labels, labels[p.positions]) for p in parts)
+    assert torch.bincount(sets.train.labels).min() >= 4
+    assert len(sets.classes) == 4
+    images = torch.cat([load_images(folder / "digits", s).images for s in ("train", "test")])
+    assert all(torch.equal(p.images, images[p.positions]) for p in parts)
+
+
 def test_without_a_limit_the_rest_is_trained_on(folder: Path) -> None:
     sets = load_sets(config(folder, validation_from_train=20, seed=1))
     assert (len(sets.train), len(sets.validation)) == (100, 20)
@@ -70,6 +87,10 @@ def test_without_a_limit_the_rest_is_trained_on(folder: Path) -> None:
         ({"validation_split": "test"}, r"data\.test_split and data\.validation_split are both"),
         ({"validation_split": "train"}, r"data\.train_split and data\.validation_split are both"),
         ({"train_split": "test"}, "has to differ"),
+        ({"test_split": "rest"}, r"give data\.limit and data\.validation_from_train"),
+        ({"test_split": "rest", "limit": 100, "validation_from_train": 20}, "nothing is left"),
+        ({"train_split": "train+more"}, "no split 'more'"),
+        ({"classes": 11}, "classes is 11; expected 2 to 10"),
         ({"tokenizer": "./none"}, "the tokenizer ./none cannot be loaded"),
     ],
 )

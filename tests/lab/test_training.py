@@ -28,7 +28,9 @@ from sigmanens.lab.digits import Labelled
 from sigmanens.lab.training import Recipe, drawn, members_of, parameters, train_network
 
 DATA = digits(48)
+HELD_OUT = digits(30, seed=7)
 RECIPE = Recipe(epochs=3, batch_size=20, lr=0.05, flip_crop=1)
+KEPT: dict[str, Any] = {"keep": "best", "averaging": 0.5}
 
 
 def folded() -> SigmaEnsemble:
@@ -74,22 +76,24 @@ class StopAt(EnsembleLoss):
     [(folded, penalised(), 3), (sequential, penalised(), 6), (dropout, EnsembleLoss(), 3)],
     ids=["folded", "sequential", "dropout"],
 )
-@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize(("epoch", "kept"), [(1, KEPT), (2, {})])
 def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(
     tmp_path: Path,
     make: Callable[[], nn.Module],
     loss_fn: EnsembleLoss,
     calls: int,
     epoch: int,
+    kept: dict[str, Any],
 ) -> None:
-    whole = make()
-    done = train_network(whole, DATA, RECIPE, loss_fn, seed=3)
+    whole, recipe = make(), replace(RECIPE, **kept)
+    options: dict[str, Any] = {"seed": 3, "validation": HELD_OUT}
+    done = train_network(whole, DATA, recipe, loss_fn, **options)
     broken = StopAt(calls * epoch + calls // 2, loss_fn)  # in the middle of the next epoch
     with pytest.raises(Stop):
-        train_network(make(), DATA, RECIPE, broken, seed=3, folder=tmp_path)
+        train_network(make(), DATA, recipe, broken, folder=tmp_path, **options)
     torch.manual_seed(99)  # nothing may hang on what was drawn in between
     again = make()
-    resumed = train_network(again, DATA, RECIPE, loss_fn, seed=3, folder=tmp_path)
+    resumed = train_network(again, DATA, recipe, loss_fn, folder=tmp_path, **options)
     assert equal(snapshot(again), snapshot(whole))
     assert resumed.history == done.history
     assert [entry["epoch"] for entry in done.history] == [1, 2, 3]
@@ -446,7 +450,7 @@ def test_batches_of_their_own_need_an_ensemble_that_takes_them() -> None:
 def test_validation_examples_are_watched_and_change_nothing() -> None:
     recipe = Recipe(epochs=2, batch_size=20, lr=0.05, flip_crop=1)
     watched, alone = ensemble(3), ensemble(3)
-    held_out = digits(30, seed=7)
+    held_out = HELD_OUT
     told = train_network(watched, DATA, recipe, penalised(), seed=1, watched=held_out)
     train_network(alone, DATA, recipe, penalised(), seed=1)
     assert equal(snapshot(watched), snapshot(alone))
@@ -454,6 +458,46 @@ def test_validation_examples_are_watched_and_change_nothing() -> None:
     expected = evaluation.diversity.jensen_gap(pred.member_log_probs, held_out.labels)
     assert told.history[-1]["val_jensen_gap"] == pytest.approx(float(expected), abs=1e-5)
     assert told.history[0]["val_jensen_gap"] != told.history[1]["val_jensen_gap"]
+
+
+def test_the_epoch_with_the_lowest_tempered_nll_is_kept() -> None:
+    """A network that is trained well at first and then at a ruinous rate."""
+    recipe = Recipe(
+        epochs=6, batch_size=24, lr=1.0, lr_schedule="multistep", milestones=[3], gamma=20.0,
+        weight_decay=0.0,
+    )  # fmt: skip
+    kept, last = ensemble(3), ensemble(3)
+    done = train_network(
+        kept, DATA, replace(recipe, keep="best"), EnsembleLoss(), validation=HELD_OUT
+    )
+    train_network(last, DATA, recipe, EnsembleLoss(), validation=HELD_OUT)
+    scores = [entry["val_nll_calibrated"] for entry in done.history]
+    assert scores.index(min(scores)) < 5
+    found = []
+    for trained in (kept, last):
+        log_probs = trained.predict(HELD_OUT.images).log_probs.double()
+        temperature = evaluation.fit_temperature(log_probs, HELD_OUT.labels)
+        scaled = evaluation.apply_temperature(log_probs, temperature)
+        found.append(evaluation.nll(scaled, HELD_OUT.labels))
+    assert found == pytest.approx([min(scores), scores[-1]], rel=1e-5)
+    with pytest.raises(ConfigError, match="needs validation examples"):
+        train_network(ensemble(2), DATA, replace(recipe, keep="best"), EnsembleLoss())
+
+
+def test_the_average_of_weights_and_statistics_takes_the_place_of_the_network() -> None:
+    """One step an epoch, so that the weights after each step can be looked at."""
+    recipe = Recipe(epochs=4, batch_size=48, lr=0.1)
+    plain, averaged = ensemble(2), ensemble(2)
+    steps: list[dict[str, Tensor]] = []
+    train_network(plain, DATA, recipe, penalised(), advance=lambda: steps.append(snapshot(plain)))
+    train_network(averaged, DATA, replace(recipe, averaging=0.7), penalised())
+    expected = steps[0]
+    for step in steps[1:]:
+        for key, value in step.items():
+            new = 0.7 * expected[key] + 0.3 * value
+            expected[key] = new if value.is_floating_point() else value
+    assert distance(snapshot(averaged), expected) < 1e-6
+    assert distance(snapshot(averaged), snapshot(plain)) > 1e-3
 
 
 def test_what_is_watched_is_drawn_once() -> None:

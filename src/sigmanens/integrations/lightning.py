@@ -312,7 +312,8 @@ class EnsembleModule(L.LightningModule):
             )
         else:
             cls = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
-            optimizer = cls(groups)
+            on_cpu = all(p.device.type == "cpu" for g in groups for p in g["params"])
+            optimizer = cls(groups, fused=on_cpu or None)  # one loop over all parameters
         optimizer.register_step_pre_hook(_keep_multiples)
         self._configured = self.lr
         if self.lr_schedule == "constant":

@@ -55,8 +55,10 @@ class DataConfig:
             the data are pictures.
         length: tokens that a text is cut to.
         label_column: column of the labels, where several of the source could hold them.
-        train_split: split to train on.
-        test_split: split to report on.
+        train_split: split to train on; "train+test" joins two.
+        test_split: split to report on; "rest": what of ``train_split`` is neither trained on
+            (``limit``) nor held out (``validation_from_train``).
+        classes: take only the first so many classes; none: all.
         validation_split: split for the temperature and every choice; none: ``holdout`` of test.
         validation_from_train: take so many pictures of the training split, never trained on, as
             validation pictures; the test split then stays whole.
@@ -90,6 +92,7 @@ class DataConfig:
     label_column: str | None = None
     train_split: str = "train"
     test_split: str = "test"
+    classes: int | None = None
     validation_split: str | None = None
     validation_from_train: int | None = None
     holdout: float = 0.5
@@ -142,6 +145,10 @@ class Recipe:
         border: what the crop shows beyond the picture: "zero" or "reflect".
         drop_last: leave out an epoch's last batch where it is smaller than the others; the few
             pictures of such a batch would move batch statistics far.
+        averaging: decay of an exponential average of all weights and statistics, which takes the
+            place of the network (arXiv 1803.05407 averages likewise), such as 0.98; 0: none.
+        keep: "last" = the network after the last epoch, "best" = the one of the epoch whose
+            temperature-scaled NLL on the validation examples is lowest.
         precision: "32-true" or "bf16-mixed".
         channels_last: memory format of pictures and network.
     """
@@ -164,6 +171,8 @@ class Recipe:
     resized_crop: float = 0.0
     border: str = "zero"
     drop_last: bool = False
+    averaging: float = 0.0
+    keep: str = "last"
     precision: str = "32-true"
     channels_last: bool = False
 
@@ -272,6 +281,11 @@ class TrainConfig:
             raise ConfigError(
                 f"recipe.member_batches is 'share', but {members} members do not divide a batch of "
                 f"{size}: give recipe.batch_size a multiple of {members}"
+            )
+        if self.recipe.keep not in ("last", "best") or not 0 <= self.recipe.averaging < 1:
+            raise ConfigError(
+                f"recipe.keep is {self.recipe.keep!r} and recipe.averaging {self.recipe.averaging}"
+                "; expected 'last' or 'best', and a decay in [0, 1)"
             )
         if self.recipe.flip_crop < 0:
             raise ConfigError(f"recipe.flip_crop is {self.recipe.flip_crop}; expected at least 0")

@@ -20,21 +20,30 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
+from sigmanens.ensemble.prediction import log_mean_exp
 from sigmanens.errors import ConfigError, DataError, RunError
+from sigmanens.evaluation import metrics
+from sigmanens.evaluation.calibration import apply_temperature, fit_temperature
 from sigmanens.integrations.lightning import EnsembleModule
+from sigmanens.lab.backbones.tokens import length_order
 from sigmanens.lab.config import Recipe
 from sigmanens.lab.data import LazyPictures, augment_flip_crop, batches, take
 from sigmanens.lab.digits import Labelled
+from sigmanens.lab.rows import member_logits
 from sigmanens.training.loss import EnsembleLoss
 
 
 @dataclass
 class TrainingResult:
-    """History of the epochs (see :class:`EnsembleModule`) and seconds spent training.
+    """What a training gave.
 
-    The seconds of a training that was interrupted are those of all its parts.
+    Attributes:
+        history: of the epochs, see :class:`EnsembleModule`; under ``keep: best`` with
+            ``val_nll_calibrated``.
+        seconds: spent training; those of all parts where it was interrupted.
     """
 
     history: list[dict[str, float]]
@@ -57,13 +66,27 @@ def steps_of_epoch(examples: int, recipe: Recipe, members: int = 1) -> int:
     return whole + (rest >= _least(recipe, members) and not (recipe.drop_last and whole > 0))
 
 
+_GROUPS = 4
+"""Groups of texts of alike length, of which each batch holds one kind."""
+
+
 class _Epochs:
     """Batches of one epoch; Lightning iterates it once an epoch."""
 
-    def __init__(self, data: Labelled, recipe: Recipe, seed: int, members: int = 1) -> None:
+    def __init__(
+        self,
+        data: Labelled,
+        recipe: Recipe,
+        seed: int,
+        members: int = 1,
+        by_length: Tensor | None = None,
+    ) -> None:
         self.data, self.recipe, self.seed = data, recipe, seed
         self.members = members
         self.epoch = 0
+        size = recipe.batch_size
+        each = size * -(-len(data.labels) // (size * _GROUPS))
+        self.groups = () if by_length is None else by_length.split(each)
 
     @property
     def epoch_seed(self) -> int:
@@ -103,7 +126,8 @@ class _Epochs:
         if isinstance(images, LazyPictures) and self.recipe.resized_crop:
             images = images.viewed(self.recipe.resized_crop, seed)
         size = self.recipe.batch_size
-        for x, y in batches(images, labels, size, generator, self.drop_last):
+        turns = torch.Generator().manual_seed(self.epoch_seed)  # the same for all members
+        for x, y in batches(images, labels, size, generator, self.drop_last, self.groups, turns):
             if self.recipe.flip_crop:
                 x = augment_flip_crop(x, self.recipe.flip_crop, generator, self.recipe.border)
             yield x, y
@@ -175,6 +199,58 @@ class _KeepState(Checkpoint):
         self.before = float(state_dict["seconds"])
 
 
+class _Kept(Callback):
+    """Average the weights after each step; find the epoch that is best on validation examples."""
+
+    def __init__(self, network: nn.Module, recipe: Recipe, validation: Labelled | None) -> None:
+        self.validation = validation if recipe.keep == "best" else None
+        self.network, self.average = network, None
+        if recipe.averaging:
+            self.average = AveragedModel(
+                network, avg_fn=get_ema_avg_fn(recipe.averaging), use_buffers=True
+            )
+        self.scores: list[float] = []
+        self.best: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.average is not None:
+            self.average.to(pl_module.device)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+        if self.average is not None:
+            self.average.update_parameters(self.network)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.validation is None:
+            return
+        shown: nn.Module = self.network if self.average is None else self.average.module
+        log_probs = log_mean_exp(
+            member_logits(shown)(self.validation.images).double().log_softmax(-1)
+        )
+        labels = self.validation.labels
+        scaled = apply_temperature(log_probs, fit_temperature(log_probs, labels))
+        self.scores.append(metrics.nll(scaled, labels))
+        if self.scores[-1] == min(self.scores):
+            self.best = {k: v.clone() for k, v in shown.state_dict().items()}
+        self.network.train()
+
+    def finish(self) -> None:
+        """Put the average, or the best epoch's weights, into the network."""
+        if self.best:
+            self.network.load_state_dict(self.best)
+        elif self.average is not None:
+            self.network.load_state_dict(self.average.module.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        averaged = {} if self.average is None else self.average.state_dict()
+        return {"average": averaged, "scores": self.scores, "best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.average is not None:
+            self.average.load_state_dict(state_dict["average"])
+        self.scores, self.best = state_dict["scores"], state_dict["best"]
+
+
 def train_network(
     network: nn.Module,
     data: Labelled,
@@ -183,6 +259,7 @@ def train_network(
     *,
     seed: int = 0,
     watched: Labelled | None = None,
+    validation: Labelled | None = None,
     folder: Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
@@ -197,12 +274,14 @@ def train_network(
             drawn before.
         watched: validation examples, like ``data``, whose scores and Jensen gap are put into the
             history after each epoch; they choose nothing. None: no such scores.
+        validation: examples by which ``recipe.keep: best`` finds the epoch to keep.
         folder: where the state after each epoch is kept; a training that was interrupted there is
             resumed. None: not kept.
         advance: called after each epoch.
 
     Raises:
-        ConfigError: for members' own batches of a network that gives all members the same.
+        ConfigError: for members' own batches of a network that gives all members the same, or
+            ``keep: best`` without validation examples.
         DataError: if there is no training picture, or NaN among them.
         NonFiniteError: if the loss becomes NaN or infinite.
         RunError: if the state in ``folder`` cannot be written or read.
@@ -242,7 +321,11 @@ def train_network(
         gamma=recipe.gamma,
         split=split,
     )
-    epochs = _Epochs(data, recipe, seed, members_of(network) if split else 1)
+    if recipe.keep == "best" and validation is None:
+        raise ConfigError("recipe.keep is 'best', which needs validation examples; use 'last'")
+    lengths = length_order(network, data.images) if isinstance(data.images, Tensor) else None
+    epochs = _Epochs(data, recipe, seed, members_of(network) if split else 1, lengths)
+    kept = _Kept(network, recipe, validation)
     keep = _KeepState(folder)
     network.train()
     with _quiet(), _interruptible(), _own_random_state():
@@ -252,7 +335,7 @@ def train_network(
             devices=1,
             precision=recipe.precision,  # type: ignore[arg-type]
             logger=False,
-            callbacks=[_StartEpoch(epochs, advance), keep],
+            callbacks=[_StartEpoch(epochs, advance), kept, keep],
             enable_checkpointing=True,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -260,7 +343,10 @@ def train_network(
         )
         shown = None if watched is None or not len(watched.labels) else _Watched(watched, recipe)
         trainer.fit(module, epochs, shown, ckpt_path=_found(keep.path))
+    kept.finish()
     network.eval()
+    for entry, score in zip(module.history, kept.scores, strict=False):
+        entry["val_nll_calibrated"] = score
     return TrainingResult(module.history, keep.seconds)
 
 

@@ -100,8 +100,11 @@ class BenchConfig:
         taus: temperatures τ of "sigmanens".
         weights: λ of "sigmanens"; none: that of ``diversity``.
         members: numbers of members, one after the other; none: that of ``ensemble``.
+        settings: what a method has otherwise than the study, by method: dotted keys with their
+            values, such as ``{"separate": {"recipe.lr": 0.001}}``; its variants have it too.
         variants: further trainings, by name.
         seeds: one training of everything for each.
+        redraw: each seed draws training and validation examples of its own (``data.seed`` + seed).
         measure: what is measured.
         workers: trainings side by side, each in a process with one CPU thread.
     """
@@ -122,8 +125,10 @@ class BenchConfig:
     taus: list[float] = field(default_factory=lambda: [0.1, 0.5, 2.0])
     weights: list[float] | None = None
     members: list[int] | None = None
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     variants: dict[str, Variant] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    redraw: bool = False
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     workers: int = 1
 
@@ -166,6 +171,11 @@ class BenchConfig:
                 f"options has 'separate': {self.options['separate']}; expected {{head: fresh}} "
                 "(heads of a norm and a Linear) or nothing (the plain network)"
             )
+        for method in self.settings:
+            if method not in named:
+                raise ConfigError(f"settings has {method!r}, which the study does not train")
+            changed = self.changed("", method)
+            replace(changed, settings={}, variants={}).check()
         for name in self.variants:
             self._check_variant(name)
         self._check_pretrain()
@@ -213,7 +223,7 @@ class BenchConfig:
         if taus is not None and not _usable(taus):
             raise ConfigError(f"variant {name!r} has taus {taus}; expected τ > 0, each once")
         try:
-            replace(changed, variants={}).check()
+            replace(changed, settings={}, variants={}).check()
         except ConfigError as e:
             raise ConfigError(f"variant {name!r}: {e}") from e
 
@@ -237,32 +247,34 @@ class BenchConfig:
         """The study once its base is trained, and lies in a file."""
         return replace(self, model=replace(self.model, weights=weights), pretrain=None)
 
-    def changed(self, variant: str) -> BenchConfig:
-        """The configuration of a variant; "" is this one.
+    def changed(self, variant: str, method: str = "") -> BenchConfig:
+        """The configuration of a variant, or of a method where the variant is "".
 
         Raises:
-            ConfigError: if the variant is unknown or changes a key that does not exist.
+            ConfigError: if the variant is unknown, or a key that is changed does not exist.
         """
-        if not variant:
-            return self
-        if variant not in self.variants:
+        if variant and variant not in self.variants:
             raise ConfigError(f"there is no variant {variant!r}: {', '.join(self.variants)}")
+        own = self.variants.get(variant) or Variant(method)
+        settings = self.settings.get(own.method, {})
+        if not variant and not settings:
+            return self
         plain = self.to_dict()
-        if self.variants[variant].taus is not None:
-            plain["taus"] = list(self.variants[variant].taus or ())
-        for dotted, value in self.variants[variant].change.items():
+        if own.taus is not None:
+            plain["taus"] = list(own.taus)
+        where = f"variant {variant!r}" if variant else f"settings of {method!r}"
+        for dotted, value in (settings | own.change).items():
             fixed = "pretrain" if dotted.startswith("pretrain.") else dotted
             if fixed in _FIXED:
                 raise ConfigError(
-                    f"variant {variant!r} changes {dotted!r}, which is the study's alone. "
-                    f"{_FIXED[fixed]}"
+                    f"{where} changes {dotted!r}, which is the study's alone. {_FIXED[fixed]}"
                 )
             *path, last = dotted.split(".")
             place: Any = plain
             for step in path:
                 place = place.get(step) if isinstance(place, Mapping) else None
             if not isinstance(place, dict) or (last not in place and path[:1] != ["options"]):
-                raise ConfigError(f"variant {variant!r} changes {dotted!r}, which does not exist")
+                raise ConfigError(f"{where} changes {dotted!r}, which does not exist")
             place[last] = value
         return BenchConfig.from_dict(plain)
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sigmanens.baselines import SeparateNetworks
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, load_base_pictures, load_material, unread
-from sigmanens.lab.bench.methods import builder_of, separate_network
+from sigmanens.lab.bench.methods import builder_of, one_network
 from sigmanens.lab.bench.pretraining import build_base
 from sigmanens.lab.bench.trials import Trial, trials_of
 from sigmanens.lab.bench.work import Workshop
@@ -119,7 +119,7 @@ def cost_table(config: BenchConfig) -> Table:
     if config.pretrain is not None:
         table.add_row(*_base_row(config))
     for trial in trials:
-        changed = config.changed(trial.variant)
+        changed = config.changed(trial.variant, trial.method)
         material = load_material(changed, trial.seed)
         batch = changed.recipe.batch_size
         steps = _steps(changed, trial, len(material.train.labels))
@@ -171,7 +171,7 @@ def _steps(config: BenchConfig, trial: Trial, examples: int) -> int:
 def _network(shop: Workshop) -> nn.Module:
     method = shop.trial.method
     if method == "separate":
-        return SeparateNetworks([separate_network(shop, 0)])
+        return SeparateNetworks([one_network(shop)[0]])
     if method == "laplace":
         return SeparateNetworks([shop.base()])
     return builder_of(method)(shop)

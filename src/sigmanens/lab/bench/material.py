@@ -43,6 +43,7 @@ class Material:
         corrupt: gives test examples under a corruption, by its name and severity.
         corrupted: positions (n,) of those test examples, by the names it knows.
         names: what the sets are called, for the record.
+        positions: places of the "train" and "validation" examples in the training split.
         padding: number of the padding token, of texts.
     """
 
@@ -54,6 +55,7 @@ class Material:
     corrupted: Mapping[str, Tensor] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     padding: int | None = None
+    positions: Mapping[str, list[int]] = field(default_factory=dict)
 
 
 def located(config: BenchConfig) -> DataConfig:
@@ -80,6 +82,8 @@ def load_material(config: BenchConfig, seed: int) -> Material:
     measure = json.dumps([given.corruptions, given.corruption_limit, given.corruption_draw])
     data = located(config)
     own = seed if data.source == "digits" else 0  # each seed cuts the digits in another way
+    if config.redraw:
+        data = replace(data, seed=data.seed + seed)
     return _material(json.dumps(vars(data)), measure, own)
 
 
@@ -146,6 +150,9 @@ def _material(data: str, measure: str, seed: int) -> Material:
         return _digits(seed, 200 if config.limit is None else config.limit)
     sets = load_sets(config)
     kinds = corruption_names(corruptions, texts=config.tokenizer is not None)
+    drawn = {"train": sets.train, "validation": sets.validation}
+    places = {k: getattr(v, "positions", None) for k, v in drawn.items()}
+    positions = {k: v.tolist() for k, v in places.items() if v is not None}
     rows = draw_rows(sets.test.labels, limit, kinds, draw, config.seed)
     corrupt, what = None, f"texts of at most {config.length} tokens"
     if not isinstance(sets.test, TokenSet):
@@ -174,6 +181,7 @@ def _material(data: str, measure: str, seed: int) -> Material:
             "shift": {name: len(examples) for name, examples in sets.shift.items()},
         },
         padding=getattr(sets.test, "padding", None),
+        positions=positions,
     )
 
 

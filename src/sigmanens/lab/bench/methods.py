@@ -61,7 +61,12 @@ def _film(shop: Workshop) -> nn.Module:
 
 def _rival(build: Callable[..., nn.Module]) -> Builder:
     """A rival that is built from a network, M and a source of its draws."""
-    return lambda shop: build(shop.base(), shop.members, generator=shop.generator(), **shop.options)
+
+    def built(shop: Workshop) -> nn.Module:
+        network, options = one_network(shop)
+        return build(network, shop.members, generator=shop.generator(), **options)
+
+    return built
 
 
 def _headed(build: Callable[..., nn.Module], *kind: str) -> Builder:
@@ -93,10 +98,11 @@ def _norm_tuning(shop: Workshop) -> nn.Module:
 
 def _mc_dropout(shop: Workshop) -> nn.Module:
     """As many samples as the ensembles have members, unless the options say otherwise."""
-    options = {
+    given = {
         "samples": shop.members, "seed": shop.seed(), "head_name": shop.config.ensemble.head_name,
     }  # fmt: skip
-    return baselines.mc_dropout(shop.base(), **options | shop.options)
+    network, options = one_network(shop)
+    return baselines.mc_dropout(network, **given | options)
 
 
 BUILDERS: dict[str, Builder] = {
@@ -177,19 +183,19 @@ def with_fresh_head(
     return network
 
 
-def separate_network(shop: Workshop, index: int) -> nn.Module:
-    """Separate network number ``index``, not trained here yet.
+def one_network(shop: Workshop, index: int = 0) -> tuple[nn.Module, dict[str, Any]]:
+    """Network number ``index``, not trained here yet, and the method's options but for its head.
 
-    Its head is the backbone's; under ``options: {separate: {head: fresh}}`` an affine norm and a
-    Linear, as a member of σN-Ens has under ``head="fresh"``.
+    The head is the backbone's; under ``head: fresh`` an affine norm and a Linear, as a member of
+    σN-Ens has.
 
     Raises:
         HeadNotFoundError: if it is to have a fresh head, and no head with a Linear is found.
     """
-    network = shop.base(index)
-    if shop.options.get("head") == "fresh":
+    network, options = shop.base(index), shop.options
+    if options.pop("head", None) == "fresh":
         with_fresh_head(network, shop.config.ensemble.head_name, shop.seed(index))
-    return network
+    return network, options
 
 
 def _separate(shop: Workshop) -> Iterator[Outcome]:
@@ -203,7 +209,7 @@ def _separate(shop: Workshop) -> Iterator[Outcome]:
         yield Outcome("single", base, None)
         yield Outcome("single_temperature", base, None, tempered(member_logits(base), validation))
     for i in range(shop.members):
-        network = separate_network(shop, i)
+        network, _ = one_network(shop, i)
         done = shop.fit(SeparateNetworks([network]), index=i, name=f"network{i}")
         networks.append(network)
         seconds.append(done.seconds)
@@ -223,12 +229,12 @@ def _separate(shop: Workshop) -> Iterator[Outcome]:
 
 def _laplace(shop: Workshop) -> Iterator[Outcome]:
     """One network, then the posterior of its last layer around it."""
-    network = shop.base()
+    network, options = one_network(shop)
     seconds = None
     if not shop.config.pretrained:
         seconds = shop.fit(SeparateNetworks([network]), name="network0").seconds
     train = shop.material.train
-    given = {"head_name": shop.config.ensemble.head_name} | shop.options
+    given = {"head_name": shop.config.ensemble.head_name} | options
     around = baselines.laplace(network, **given)
     around.to(shop.device).fit(train.tensor, train.labels)
     yield Outcome("laplace", around, seconds)

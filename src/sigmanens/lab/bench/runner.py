@@ -117,9 +117,21 @@ def run_bench(
     metrics = gather(config, finished, failures, command, earlier)
     if config.pretrain is not None:
         metrics["base"] = _told(config, base, earlier)
+    if config.redraw:
+        _write_splits(finished, out / "splits.json")
     write_report(metrics, run.path("report.html"))
     run.write_metrics(metrics)
     return metrics
+
+
+def _write_splits(finished: Mapping[Trial, Path], path: Path) -> None:
+    """Write which examples of the training split each seed trained on and held out: positions."""
+    found = {}
+    for trial, folder in finished.items():
+        if str(trial.seed) not in found:
+            rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+            found[str(trial.seed)] = rows["drawn"]
+    write_file(path, (json.dumps(found) + "\n").encode())
 
 
 @contextmanager
@@ -227,7 +239,7 @@ def do_trial(
     Raises:
         what building, training and measuring raise.
     """
-    changed = config.changed(trial.variant)
+    changed = config.changed(trial.variant, trial.method)
     shop = Workshop(changed, trial, load_material(changed, trial.seed), folder, advance)
     few = config.measure.detailed_seeds
     detailed = few is None or config.seeds.index(trial.seed) < few
@@ -243,7 +255,9 @@ def do_trial(
         if wanted is not None and {r["method"] for r in rows} >= set(wanted):
             break
     write_tensors(folder / "predictions.safetensors", tensors)
-    found: Mapping[str, Any] = {"trial": asdict(trial), "rows": rows}
+    found: dict[str, Any] = {"trial": asdict(trial), "rows": rows}
+    if config.redraw:
+        found["drawn"] = shop.material.positions
     text = json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False)
     write_file(folder / "rows.json", (text + "\n").encode())
     shutil.rmtree(folder / "training", ignore_errors=True)

@@ -57,7 +57,8 @@ def trials_of(config: BenchConfig) -> list[Trial]:
             elif method in _ONE:
                 counts = [1]
             for count in counts:
-                found.update(dict.fromkeys(_settings(config, method, count, seed, config.taus)))
+                own = config.changed("", method)
+                found.update(dict.fromkeys(_settings(own, method, count, seed, config.taus)))
         for name, variant in config.variants.items():
             changed = config.changed(name)
             taus = variant.taus if variant.taus is not None else config.taus

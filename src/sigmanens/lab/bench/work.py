@@ -128,6 +128,7 @@ class Workshop:
             EnsembleLoss(diversity=diversity),
             seed=self.seed(index),
             watched=drawn(self.material.data.validation, self.config.measure.watched),
+            validation=self.material.data.validation,
             folder=None if self.folder is None else self.folder / "training" / name,
             advance=lambda: self.advance(cost),
         )

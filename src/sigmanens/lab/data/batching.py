@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ def batches(
     batch_size: int,
     generator: torch.Generator | None = None,
     drop_last: bool = False,
+    groups: Sequence[Tensor] = (),
+    turns: torch.Generator | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Go once through a set, batch by batch.
 
@@ -29,6 +31,9 @@ def batches(
         batch_size: number of examples a batch.
         generator: source of a random order; None: the set's own.
         drop_last: whether to leave out a last batch that is smaller.
+        groups: positions of the examples, in groups whose sizes are multiples of ``batch_size``,
+            but for the last; under a random order each batch comes from one group.
+        turns: source of the order of these batches.
 
     Returns:
         An iterator over pairs of images (B, ...) and labels (B, ...).
@@ -36,8 +41,11 @@ def batches(
     total = len(images)
     order = torch.arange(total)
     if generator is not None:
-        order = torch.randperm(total, generator=generator)
+        mixed = [g[torch.randperm(len(g), generator=generator)] for g in groups or [order]]
+        order = torch.cat(mixed)
     parts = order[: total - total % batch_size if drop_last else total].split(batch_size)
+    if groups and generator is not None:
+        parts = tuple(parts[i] for i in torch.randperm(len(parts), generator=turns).tolist())
     made: Iterable[Tensor] = (images[rows] for rows in parts)
     if isinstance(images, LazyPictures):
         made = images.batches(parts)

@@ -72,6 +72,8 @@ class ImageSet(LabelledSet):
         name: what the set is called in messages and results.
         mean: the channels' means, for pixels in [0, 1]; None: 0.
         std: the channels' standard deviations, likewise; None: 1.
+        positions: place of each picture in the split that it comes from (N,), int64; None: not
+            known.
 
     Raises:
         DataError: if the set is empty, or the tensors' shapes, dtypes or labels do not fit.
@@ -83,6 +85,7 @@ class ImageSet(LabelledSet):
     name: str = "images"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    positions: Tensor | None = None
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -115,7 +118,8 @@ class ImageSet(LabelledSet):
         """Return the pictures at the positions (or under the mask, or in the slice) ``index``."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index)
-        return replace(self, images=self.images[index], labels=self.labels[index])
+        places = None if self.positions is None else self.positions[index]
+        return replace(self, images=self.images[index], labels=self.labels[index], positions=places)
 
 
 def normalize(

@@ -221,7 +221,9 @@ class EncodedSet(LabelledSet):
                 pixels = part.new_empty((len(self), *part.shape[1:]))
             pixels[rows[0] : rows[-1] + 1] = part
         assert pixels is not None  # an empty set was refused
-        return ImageSet(pixels, self.labels, self.classes, self.name, self.mean, self.std)
+        return ImageSet(
+            pixels, self.labels, self.classes, self.name, self.mean, self.std, self.rows
+        )
 
     def nbytes(self) -> int:
         """Memory that all pictures would take as pixels, were they as large as the first."""

@@ -11,9 +11,8 @@ from sigmanens.lab.data.images import ImageSet
 from sigmanens.lab.data.lazy import RECORD, EncodedSet
 from sigmanens.lab.data.sources import (
     check_every_class,
-    drawn_rows,
     image_column_of,
-    label_numbers,
+    labelled_rows,
     open_split,
 )
 
@@ -51,6 +50,8 @@ def open_images(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     limit: int | None = None,
+    skip: int = 0,
+    classes: int | None = None,
     seed: int = 0,
     stratify: bool = False,
     allow_missing_classes: bool = False,
@@ -73,6 +74,8 @@ def open_images(
         mean: the channels' means, by which the set is normalised.
         std: the channels' standard deviations, likewise.
         limit: take only the first ``limit`` entries of a random permutation of the split.
+        skip: leave out so many at its front.
+        classes: take only the first so many classes.
         seed: seed of that permutation.
         stratify: whether these hold all classes in proportion.
         allow_missing_classes: whether a split called "train..." may lack examples of a class.
@@ -91,16 +94,18 @@ def open_images(
         raise ConfigError(f"channels must be 1 or 3; got {channels}.")
     splits, rows, name = open_split(source, split, limit)
     image_column = image_column_of(rows.features, image_column, name)
-    labels, classes = label_numbers(splits, split, label_column, image_column, name)
-    rows, labels = drawn_rows(rows, labels, limit, seed, stratify)
+    _, places, labels, names = labelled_rows(
+        splits, split, label_column, image_column, name,
+        limit=limit, skip=skip, classes=classes, seed=seed, stratify=stratify,
+    )  # fmt: skip
     if split.startswith("train") and not allow_missing_classes:
-        check_every_class(labels, classes, name, limit)
+        check_every_class(labels, names, name, limit)
     encoded = datasets.Image(decode=False)
     records = rows.select_columns([image_column]).cast_column(image_column, encoded)
     return EncodedSet(
         records=records.rename_column(image_column, RECORD),
         labels=labels,
-        classes=classes,
+        classes=names,
         size=size,
         crop=crop,
         channels=channels,
@@ -108,6 +113,7 @@ def open_images(
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
         readers=readers,
+        rows=places,
     )
 
 

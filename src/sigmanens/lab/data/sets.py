@@ -17,6 +17,8 @@ from sigmanens.lab.data.texts import TokenSet, load_texts, load_tokenizer
 
 PictureSet: TypeAlias = ImageSet | EncodedSet
 """Labelled pictures in memory, or encoded."""
+REST = "rest"
+"""Name of the test split that holds what of the training split is not drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,9 @@ def load_sets(config: DataConfig) -> Sets:
 def load_test(config: DataConfig) -> tuple[Any, Any]:
     """What is reported on, after the part of it that is held out for choices, if there is one."""
     c = config
+    if c.test_split == REST:
+        drawn = (c.limit or 0) + (c.validation_from_train or 0)
+        return None, _load(c, c.source, c.train_split, c.test_limit, own=True, skip=drawn)
     test = _load(c, c.source, c.test_split, c.test_limit, own=True)
     if c.validation_from_train is None and c.validation_split is None:
         return test.split(c.holdout, c.seed)
@@ -126,6 +131,7 @@ def _load(
     limit: int | None = None,
     size: int | None = None,
     own: bool = False,
+    skip: int = 0,
 ) -> Any:
     """One split of a source in the way that all of a run are read.
 
@@ -135,12 +141,14 @@ def _load(
         split: which.
         limit: take only so many.
         size: of pictures, where it is not that of the configuration.
-        own: whether it is the source of the run, to which its labels' column and draw apply.
+        own: whether it is the source of the run, to which its labels' column, classes and draw
+            apply.
+        skip: leave out so many at the front of the draw.
     """
     c = config
     options: dict[str, Any] = {
-        "limit": limit, "seed": c.seed, "stratify": own and c.stratify,
-        "label_column": c.label_column if own else None,
+        "limit": limit, "skip": skip, "seed": c.seed, "stratify": own and c.stratify,
+        "label_column": c.label_column if own else None, "classes": c.classes if own else None,
     }  # fmt: skip
     if c.tokenizer is not None:
         tokenizer = load_tokenizer(c.tokenizer)
@@ -161,6 +169,11 @@ def check_splits(config: DataConfig) -> None:
         raise ConfigError(
             "data.validation_split and data.validation_from_train are both given; expected one "
             "place for the held-out pictures"
+        )
+    if c.test_split == REST and (c.limit is None or c.validation_from_train is None):
+        raise ConfigError(
+            f"data.test_split is {REST!r}, what is not drawn from split {c.train_split!r}: give "
+            "data.limit and data.validation_from_train, the numbers that are drawn"
         )
     splits = {"train": c.train_split, "test": c.test_split, "validation": c.validation_split}
     for one, other in (("train", "test"), ("train", "validation"), ("test", "validation")):

@@ -109,29 +109,66 @@ def open_split(
 ) -> tuple[Mapping[str, Dataset], Dataset, str]:
     """All splits of a source, the rows of one of them, and what that is called in messages.
 
+    A split "train+test" is made of two, one after the other.
+
     Raises:
         ConfigError: if ``limit`` is out of range. DataError: if the source cannot be read, or the
             split is unknown or empty.
     """
+    from datasets import concatenate_datasets
+
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1; got {limit}.")
-    splits = open_source(source)
+    splits = dict(open_source(source))
+    absent = [part for part in split.split("+") if part not in splits]
+    if absent:
+        raise DataError(f"{source} has no split {absent[0]!r}; it has: {', '.join(splits)}.")
     if split not in splits:
-        raise DataError(f"{source} has no split {split!r}; it has: {', '.join(splits)}.")
+        splits[split] = concatenate_datasets([splits[part] for part in split.split("+")])
     name = f"{Path(source).name}/{split}"
     if not len(splits[split]):
         raise DataError(f"{name}: the data set is empty.")
     return splits, splits[split], name
 
 
-def drawn_rows(
-    rows: Dataset, labels: Tensor, limit: int | None, seed: int, stratify: bool
-) -> tuple[Dataset, Tensor]:
-    """The first ``limit`` rows of a random order, with their labels; see ``draw_order``."""
-    if limit is None:
-        return rows, labels
-    index = draw_order(labels, seed, stratify)[:limit]
-    return rows.select(index.tolist()), labels[index]
+def labelled_rows(
+    splits: Mapping[str, Dataset],
+    split: str,
+    label_column: str | None,
+    other_column: str,
+    name: str,
+    *,
+    limit: int | None = None,
+    skip: int = 0,
+    classes: int | None = None,
+    seed: int = 0,
+    stratify: bool = False,
+) -> tuple[Dataset, Tensor, Tensor, tuple[str, ...]]:
+    """The drawn rows of a split, their positions in it (n,), labels (n,) and the classes' names.
+
+    Args:
+        splits, split, label_column, other_column, name: as for :func:`label_numbers`.
+        limit: take so many of a random order (see ``draw_order``); None: all.
+        skip: leave out so many at the front of that order.
+        classes: keep only the first so many classes; None: all.
+        seed, stratify: of the order.
+    """
+    labels, names = label_numbers(splits, split, label_column, other_column, name)
+    rows = torch.arange(len(labels))
+    if classes is not None:
+        if not 2 <= classes <= len(names):
+            raise ConfigError(
+                f"classes is {classes}; expected 2 to {len(names)}, the classes of {name}"
+            )
+        rows, names = rows[labels < classes], names[:classes]
+    if limit is not None or skip:
+        order = draw_order(labels[rows], seed, stratify)
+        rows = rows[order[skip : None if limit is None else skip + limit]]
+        if not len(rows):
+            raise ConfigError(f"nothing is left of {name}: {skip} examples are drawn before")
+    whole = splits[split]
+    drawn = classes is not None or limit is not None or skip
+    return whole.select(rows.tolist()) if drawn else whole, rows, labels[rows], names
 
 
 def label_numbers(

@@ -13,7 +13,7 @@ from torch import Tensor
 from sigmanens.errors import ConfigError, DataError
 from sigmanens.lab.backbones.tokens import pretrained_place
 from sigmanens.lab.data.images import LabelledSet, check_labelled
-from sigmanens.lab.data.sources import drawn_rows, label_numbers, open_split, pick_column
+from sigmanens.lab.data.sources import labelled_rows, open_split, pick_column
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class TokenSet(LabelledSet):
         padding: number of the padding token.
         name: what the set is called in messages and results.
         texts: what was encoded.
+        positions: place of each text in the split that it comes from (N,), int64; None: not known.
 
     Raises:
         DataError: if the set is empty, or the tensors' shapes, dtypes or labels do not fit.
@@ -38,6 +39,7 @@ class TokenSet(LabelledSet):
     padding: int = 0
     name: str = "texts"
     texts: tuple[str, ...] = ()
+    positions: Tensor | None = None
 
     def __post_init__(self) -> None:
         tokens, labels = self.tokens, self.labels
@@ -52,7 +54,10 @@ class TokenSet(LabelledSet):
         """The texts at the positions (or under the mask, or in the slice) ``index``."""
         rows = torch.arange(len(self))[index]
         texts = tuple(self.texts[i] for i in rows.tolist()) if self.texts else ()
-        return replace(self, tokens=self.tokens[rows], labels=self.labels[rows], texts=texts)
+        places = None if self.positions is None else self.positions[rows]
+        return replace(
+            self, tokens=self.tokens[rows], labels=self.labels[rows], texts=texts, positions=places
+        )
 
     def normalized(self) -> Tensor:
         """The tokens as they are, which is how a network takes them."""
@@ -98,6 +103,8 @@ def load_texts(
     text_column: str | None = None,
     label_column: str | None = None,
     limit: int | None = None,
+    skip: int = 0,
+    classes: int | None = None,
     seed: int = 0,
     stratify: bool = False,
 ) -> TokenSet:
@@ -111,6 +118,8 @@ def load_texts(
         text_column: column of the texts. None: the only column of strings that is not the label.
         label_column: column of the labels, found as for pictures.
         limit: take only the first ``limit`` entries of a random permutation of the split.
+        skip: leave out so many at its front.
+        classes: take only the first so many classes.
         seed: seed of that permutation.
         stratify: whether these hold all classes in proportion.
 
@@ -132,12 +141,14 @@ def load_texts(
         texts_in = pick_column("text", None, named or strings, list(rows.features), name)
     elif texts_in not in strings:
         raise DataError(f"{name}: column {texts_in!r} holds no texts; these do: {strings}.")
-    labels, classes = label_numbers(splits, split, label_column, texts_in, name)
-    rows, labels = drawn_rows(rows, labels, limit, seed, stratify)
+    rows, places, labels, names = labelled_rows(
+        splits, split, label_column, texts_in, name,
+        limit=limit, skip=skip, classes=classes, seed=seed, stratify=stratify,
+    )  # fmt: skip
     texts = rows[texts_in][:]
     if None in texts:
         raise DataError(f"{name}: row {texts.index(None)} has no text.")
     return TokenSet(
-        encode(texts, tokenizer, length), labels, classes, tokenizer.pad_token_id, name,
-        tuple(texts),
+        encode(texts, tokenizer, length), labels, names, tokenizer.pad_token_id, name,
+        tuple(texts), places,
     )  # fmt: skip
