@@ -183,6 +183,9 @@ def test_a_finished_study_is_extended_without_doing_anything_twice(
     other = replace(TINY, recipe=replace(TINY.recipe, lr=0.2))
     with pytest.raises(RunError, match="another configuration"):
         run_bench(other, folder, resume=True)
+    own = replace(TINY, settings={"film": {"recipe.lr": 0.2}})
+    with pytest.raises(RunError, match="film was trained in .* with other settings"):
+        run_bench(own, folder, resume=True)
     fewer = replace(TINY, measure=replace(TINY.measure, resamples=60))
     with pytest.raises(RunError, match="--remeasure"):
         run_bench(fewer, folder, resume=True)

@@ -233,6 +233,8 @@ class TrainConfig:
             "single_finetuned" (the pretrained network fine-tuned as long, with a fresh head where
             the members' are fresh), "sigmanens_lambda0"
             (the ensemble without the penalty).
+        control_recipe: what the recipe of a control that is one network has otherwise, such as
+            ``{lr: 2.0e-4}``: whole networks need a lower rate than members on a frozen backbone.
         seed: of γ, heads, order and augmentation.
         threads: CPU threads; none: torch's choice.
     """
@@ -243,6 +245,7 @@ class TrainConfig:
     diversity: DiversityConfig = field(default_factory=DiversityConfig)
     recipe: Recipe = field(default_factory=Recipe)
     controls: list[str] | None = None
+    control_recipe: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     threads: int | None = None
 
@@ -293,6 +296,12 @@ class TrainConfig:
             raise ConfigError(f"diversity.weight is {self.weight:g}; expected λ of at least 0")
         self._check_pictures()
         self._check_texts()
+        if self.control_recipe:
+            try:
+                recipe = from_plain(Recipe, asdict(self.recipe) | self.control_recipe)
+                replace(self, recipe=recipe, control_recipe={}).check()
+            except ConfigError as e:
+                raise ConfigError(f"control_recipe: {e}") from e
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1")
         if self.penalised and self.ensemble.scale == "linear":

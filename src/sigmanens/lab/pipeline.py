@@ -47,6 +47,7 @@ def study_of(config: TrainConfig) -> BenchConfig:
         ensemble=config.ensemble,
         diversity=config.diversity,
         recipe=config.recipe,
+        settings={"separate": {f"recipe.{k}": v for k, v in config.control_recipe.items()}},
         variants={_OWN_HEAD: Variant("separate", {"options.separate": {"head": "fresh"}})},
         seeds=[config.seed],
         measure=MeasureConfig(features=False),

@@ -30,7 +30,8 @@ from sigmanens.lab.runs import Run, read_config, read_metrics, write_file, write
 from sigmanens.lab.workers import Advance, run_jobs
 
 EXTENDABLE = (
-    "data_root", "measure", "members", "methods", "seeds", "taus", "variants", "weights", "workers",
+    "data_root", "measure", "members", "methods", "options", "seeds", "settings", "taus",
+    "variants", "weights", "workers",
 )  # fmt: skip
 """Keys of the configuration that may change when a study is resumed."""
 
@@ -171,6 +172,13 @@ def _check_resumed(config: BenchConfig, out: Path, remeasure: bool) -> None:
             f"the rows in {out} were measured with other settings: {before.measure}. Add "
             "--remeasure, which measures all kept networks anew"
         )
+    for method in set(before.methods) & set(config.methods):
+        told = [[c.settings.get(method), c.options.get(method)] for c in (before, config)]
+        if told[0] != told[1]:
+            raise RunError(
+                f"{method} was trained in {out} with other settings and options: {told[0]}. Make "
+                "the new ones a variant"
+            )
     for name in set(before.variants) & set(config.variants):
         old, new = before.variants[name], config.variants[name]
         if (old.method, old.change) != (new.method, new.change):
