@@ -1,4 +1,4 @@
-"""Write docs/results/README.md, search.md and the results in the README from the files of the runs.
+"""Write the pages of docs/results and the results in the README from the files of the runs.
 
     python docs/make_tables.py            # write
     python docs/make_tables.py --check    # exit with 1 if the file is not what would be written
@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import search_tables
+import transfer_tables
 from rich.console import Console
 from study_tables import (
     bounded,
@@ -56,6 +57,8 @@ def main(check: bool) -> int:
         RESULTS / "search.md": search_tables.page(RESULTS),
         README: readme(),
     }
+    if transfer := transfer_tables.page(RESULTS):
+        pages[RESULTS / "transfer.md"] = transfer
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text("utf-8") != text]
     for page in stale:
         if check:
@@ -101,7 +104,7 @@ def render() -> str:
         f"{RULE} In studies of one seed † rests on a p that was read off the interval's width.\n",
     ]
     for folder in sorted(p.parent for p in RESULTS.glob("*/metrics.json")):
-        if folder.name.endswith("-search"):  # on a page of their own
+        if folder.name.endswith("-search") or folder.name.startswith("transfer-"):  # own pages
             continue
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         parts.append(section(folder, metrics))
