@@ -39,6 +39,30 @@ def test_what_is_given_after_a_recipe_counts(capsys: pytest.CaptureFixture[str])
     assert plain["diversity"] == given(capsys, "--recipe=paper")["diversity"] | {"tau": 0.7}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--model.weights", "w.pt"], "finetune"),
+        (["--model.options", "{pretrained: true}", "--recipe.epochs=3"], "finetune"),
+        (["--data.tokenizer", "t", "--model.name", "transformers/t"], "finetune-texts"),
+        (["--model.name", "resnet20"], None),
+        (["--model.weights", "w.pt", "--recipe", "scratch"], "scratch"),
+    ],
+)
+def test_pretrained_weights_bring_their_recipe(
+    arguments: list[str], name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = given(capsys, *arguments)
+    if name is None:
+        expected = TrainConfig().to_dict()
+    else:
+        rest = [a for a in arguments if a not in ("--recipe", "scratch")]
+        expected = given(capsys, "--recipe", name, *rest)
+    for part in ("ensemble", "diversity", "recipe"):
+        assert plain[part] == expected[part]
+    assert name != "finetune" or plain["recipe"]["keep"] == "best"
+
+
 def test_an_unknown_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--recipe", "best", "--out", "unused"]) == 2
     said = capsys.readouterr().err

@@ -300,6 +300,23 @@ def _with_files(arguments: list[str]) -> list[str]:
     return found
 
 
+def _with_recipe(arguments: list[str]) -> list[str]:
+    """For a training that names pretrained weights and no recipe, the recipe that suits them."""
+    chosen = {argument.partition("=")[0] for argument in arguments}
+    if arguments[:1] != ["train"] or chosen & {"--recipe", "--config", "--help", "-h"}:
+        return arguments
+    asked = [a for a in arguments[1:] if not a.startswith("--print_config")]
+    config: Any = _parser().parse_args(["train", "--out", "", *asked]).train
+    if config.data.tokenizer is not None:  # encoders of transformers come with their weights
+        name = "finetune-texts"
+    elif config.model.weights or (config.model.options or {}).get("pretrained"):
+        name = "finetune"
+    else:
+        return arguments
+    print(f"recipe: {name}, for pretrained weights (--recipe NAME takes another)", file=sys.stderr)
+    return ["train", "--recipe", name, *arguments[1:]]
+
+
 COMMANDS = {f.__name__: f for f in (demo, train, evaluate, bench, sweep, report, explain, export)}
 
 
@@ -308,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["sigmanens", *arguments])
     try:
-        config: Any = _parser().parse_args(_with_files(arguments))
+        config: Any = _parser().parse_args(_with_files(_with_recipe(arguments)))
     except ConfigError as e:
         print(f"sigmanens: {e}", file=sys.stderr)
         return 2

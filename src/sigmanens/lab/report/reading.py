@@ -28,6 +28,8 @@ def read_study(metrics: Mapping[str, Any]) -> Study:
     choice = choice if isinstance(choice, Mapping) else {}
     groups = _groups(rows)
     plain = [g for g in groups if g.method == "sigmanens" and not g.variant]
+    # A run without a penalty is about its ensemble all the same.
+    plain = plain or [g for g in groups if g.method == "sigmanens_lambda0" and not g.variant]
     chosen, criterion = _chosen(plain, choice)
     reason = str(choice.get("reason") or "").strip() if chosen else ""
     gaps = _differences(metrics, rows)
