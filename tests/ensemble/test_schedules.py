@@ -177,7 +177,8 @@ def test_the_checks_run_once_change_nothing_and_cost_few_rows(
     ens.freeze_statistics()
     ens(torch.randn(5, 1, 8, 8))
     assert rows == [15]  # hooks see no trial
-    assert tried[:4] == [4, 4, 4, 12]
+    assert tried[-5:] == [4, 4, 4, 12, 15]
+    assert max(tried[:-5]) == 6  # two samples and two members, for what runs before the members
     rows.clear()
     tried.clear()
     ens(torch.randn(5, 1, 8, 8))

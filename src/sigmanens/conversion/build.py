@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from sigmanens.conversion.audit import MIXES, ConversionReport, NormEntry, audit
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.copying import deep_copy, put
-from sigmanens.conversion.fingerprint import shared_fingerprints, structure
+from sigmanens.conversion.fingerprint import fingerprint, shared_fingerprints, structure
 from sigmanens.conversion.guards import switch_off
 from sigmanens.conversion.heads import MemberHeads, member_heads
 from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
@@ -40,7 +40,7 @@ class Converted:
     axis: MemberAxis
     report: ConversionReport
     base_fingerprint: dict[str, int]
-    structure: Mapping[str, str]
+    structure: dict[str, str]
 
 
 def build(
@@ -113,7 +113,60 @@ def build(
         )
         report.notes.append(note)
         warn(note)
-    return Converted(network, axis, report, shared_fingerprints(network), structure(network))
+    made = Converted(network, axis, report, shared_fingerprints(network), structure(network))
+    if plan.prefix:
+        share(made, plan.prefix)
+    return made
+
+
+def share(converted: Converted, prefix: Sequence[str]) -> None:
+    """Make what runs before the members part one network: its norms have one set of statistics.
+
+    ``prefix`` are names of modules. Plan, report, fingerprints and structure follow.
+    """
+    network, report = converted.network, converted.report
+    report.plan = replace(report.plan, prefix=tuple(prefix))
+    before, base = structure(network), converted.base_fingerprint
+    plain = plain_within(network, prefix)
+    now = structure(network)
+    for key in (k for k in {*before, *now} if before.get(k) != now.get(k)):
+        converted.structure.pop(key, None)
+        converted.structure.update({key: now[key]} if key in now else {})
+    for name, source in plain.items():
+        base.update({f"{name}.{k}": fingerprint(b) for k, b in source.named_buffers()})
+    reason = "not selected; before the members part, one set of statistics"
+    entries = [replace(e, reason=reason) if e.name in plain else e for e in report.norms]
+    report.norms[:] = entries
+    for name in plain if report.plan.train == "members" else ():
+        network.get_submodule(name).eval()
+
+
+@torch.no_grad()
+def plain_within(network: nn.Module, prefix: Iterable[str]) -> dict[str, nn.Module]:
+    """Put plain norms into the places of kept ones in these modules, with the first's statistics.
+
+    Returns the norms of the base, by the names of those that were put.
+    """
+    within = tuple(f"{name}." for name in prefix)
+    made: dict[nn.Module, nn.Module] = {}
+    sources: dict[str, nn.Module] = {}
+    for name, layer in list(network.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, MemberNorm) or not f"{name}.".startswith(within):
+            continue
+        if layer not in made:
+            made[layer] = norm = layer.plain(slice(0, 1))
+            adopt_hooks(norm, layer)
+            own = {k: p for k, p in layer.named_parameters(recurse=False) if k in norm._parameters}
+            norm._parameters.update(own)  # the same objects, which an optimizer may know
+            norm._modules.update({k: getattr(layer, k) for k in layer.tail})
+            norm.training &= not getattr(layer, "frozen_statistics", False)
+            for key, value in layer.named_buffers(recurse=False):
+                if norm._buffers.get(key) is not None:
+                    dtype = own["weight"].dtype if own and value.dim() > 1 else value.dtype
+                    norm._buffers[key] = value[0].to(dtype, copy=True)
+        sources[name] = layer.template
+        put(network, name, made[layer])
+    return sources
 
 
 def _replacements(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sigmanens.errors import ExportError, InputError
 from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.norms.kinds import stand_for
-from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.context import MemberAxis, MemberLayer
 
 HOOKS = (
     "_forward_hooks",
@@ -47,7 +47,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
     return copy.deepcopy(bare)
 
 
-class MemberNorm(nn.Module):
+class MemberNorm(MemberLayer):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
     ``tail`` names the submodules (dropout, activation) that ``source`` applies last, in this order.
@@ -56,7 +56,6 @@ class MemberNorm(nn.Module):
 
     prefix = "Member"  # of the name of a class made for a source's class
 
-    axis: MemberAxis
     where: str
     channels_last: bool = False  # parameters align with the trailing dimensions, not dimension 1
     always_evaluates: bool = False  # .train() leaves the layer itself in evaluation mode
