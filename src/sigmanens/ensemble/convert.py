@@ -73,8 +73,9 @@ def convert(
         head: "fresh", "copy", "shared", or "auto": copy under "preserve", fresh otherwise.
         head_name: dotted name (or names) of the head, where it is not found by itself.
         layers: which norms to convert: "all", a regex (``re.search`` on the dotted name), a list of
-            names or a callable ``(name, module) -> bool``. A kept BatchNorm keeps its shared affine
-            and gets statistics per member.
+            names or a callable ``(name, module) -> bool``. With [] members part at the head. What
+            lies before the members part is one network (:mod:`sigmanens.ensemble.prefix`). A kept
+            BatchNorm behind it keeps its shared affine and gets statistics per member.
         init: "normal", "preserve", "paper" (see :mod:`sigmanens.norms.inits`) or "auto": preserve
             when the selected norms have been trained, else normal.
         scale: "sigmoid", or "linear" for the FiLM-Ensemble control.

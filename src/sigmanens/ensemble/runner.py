@@ -73,10 +73,14 @@ class Runner:
                 the rows.
         """
         self.find(network, inputs)
-        chosen = self.axis.chosen
+        prefix, mode, chosen = self._prefix, network.training, self.axis.chosen
         k = chosen.count
         size = share(inputs, k) if split else inputs.size
         group = self._members_per_pass(network, inputs, k, size)
+        if torch.compiler.is_dynamo_compiling() and prefix and mode in prefix.changes and k > 1:
+            if mode in prefix.between or self.schedule == "sequential":  # no graph runs it once
+                return torch.compiler.disable(self.run)(network, inputs, split=split)
+            group = k
         recorded = chosen.recorded
         if recorded is None and k > 1 and not (split and group >= k):
             recorded = self.record(network, inputs, group)
@@ -159,14 +163,6 @@ class Runner:
                 yield
 
     def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, size: int) -> int:
-        prefix = self._prefix
-        if torch.compiler.is_compiling() and prefix and network.training in prefix.changes:
-            if self.schedule == "sequential":
-                raise InputError(
-                    f"one graph for members one by one would run anew what is one network, before "
-                    f"'{prefix.end}'. Compile the network alone: ens.network.compile()"
-                )
-            return k
         if k == 1 or self.schedule == "sequential":
             return 1
         if inputs.whole:

@@ -172,8 +172,7 @@ class MemberLayer(nn.Module):
     axis: MemberAxis
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        found = self.axis.found
-        if found is not None and found.once:  # before any hook runs
+        if self.axis.current.once:  # before any hook runs
             raise Reached
         return super()._call_impl(*args, **kwargs)
 
