@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -119,53 +119,33 @@ def build(
     return made
 
 
-def share(converted: Converted, prefix: Sequence[str]) -> None:
+def share(converted: Converted, prefix: Iterable[str]) -> None:
     """Make what runs before the members part one network: its norms have one set of statistics.
 
     ``prefix`` are names of modules. Plan, report, fingerprints and structure follow.
     """
-    network, report = converted.network, converted.report
+    network, report, before = converted.network, converted.report, structure(converted.network)
     report.plan = replace(report.plan, prefix=tuple(prefix))
-    before, base = structure(network), converted.base_fingerprint
-    plain = plain_within(network, prefix)
+    plain = plain_within(network, report.plan.prefix)
     now = structure(network)
-    for key in (k for k in {*before, *now} if before.get(k) != now.get(k)):
-        converted.structure.pop(key, None)
-        converted.structure.update({key: now[key]} if key in now else {})
+    converted.structure.update({k: v for k, v in now.items() if before.get(k) != v})
     for name, source in plain.items():
-        base.update({f"{name}.{k}": fingerprint(b) for k, b in source.named_buffers()})
+        base = {f"{name}.{k}": fingerprint(b) for k, b in source.named_buffers()}
+        converted.base_fingerprint.update(base)
+        if report.plan.train == "members":
+            network.get_submodule(name).eval()
     reason = "not selected; before the members part, one set of statistics"
-    entries = [replace(e, reason=reason) if e.name in plain else e for e in report.norms]
-    report.norms[:] = entries
-    for name in plain if report.plan.train == "members" else ():
-        network.get_submodule(name).eval()
+    report.norms[:] = [replace(e, reason=reason) if e.name in plain else e for e in report.norms]
 
 
-@torch.no_grad()
 def plain_within(network: nn.Module, prefix: Iterable[str]) -> dict[str, nn.Module]:
-    """Put plain norms into the places of kept ones in these modules, with the first's statistics.
-
-    Returns the norms of the base, by the names of those that were put.
-    """
+    """Let kept norms in these modules become plain ones; returns the base's by their names."""
     within = tuple(f"{name}." for name in prefix)
-    made: dict[nn.Module, nn.Module] = {}
-    sources: dict[str, nn.Module] = {}
-    for name, layer in list(network.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, MemberNorm) or not f"{name}.".startswith(within):
-            continue
-        if layer not in made:
-            made[layer] = norm = layer.plain(slice(0, 1))
-            adopt_hooks(norm, layer)
-            own = {k: p for k, p in layer.named_parameters(recurse=False) if k in norm._parameters}
-            norm._parameters.update(own)  # the same objects, which an optimizer may know
-            norm._modules.update({k: getattr(layer, k) for k in layer.tail})
-            norm.training &= not getattr(layer, "frozen_statistics", False)
-            for key, value in layer.named_buffers(recurse=False):
-                if norm._buffers.get(key) is not None:
-                    dtype = own["weight"].dtype if own and value.dim() > 1 else value.dtype
-                    norm._buffers[key] = value[0].to(dtype, copy=True)
-        sources[name] = layer.template
-        put(network, name, made[layer])
+    found = network.named_modules(remove_duplicate=False)
+    kept = {n: m for n, m in found if isinstance(m, MemberNorm) and f"{n}.".startswith(within)}
+    sources = {name: layer.template for name, layer in kept.items()}
+    for layer in set(kept.values()):
+        layer.become_plain()
     return sources
 
 

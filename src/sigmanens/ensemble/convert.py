@@ -182,10 +182,11 @@ def _convert(
         made = build(model, plan, in_place=in_place, generator=generator, audited=audited)
         ensemble = SigmaEnsemble(made)
         ensemble.report.init_reason = reason
-        if init == "paper" and head == "copy":
+        if head == "copy" and (init == "paper" or not converted):
+            what, cure = ("init='paper'", " or init='preserve'") if converted else ("layers=[]", "")
             ensemble.report.notes.append(
-                "init='paper' with copied heads: all members are equal, and training keeps them "
-                "so. Use head='fresh' or init='preserve'"
+                f"{what} with copied heads: all members are equal, and training keeps them so. "
+                f"Use head='fresh'{cure}"
             )
         ensemble.report.notes += functional.found
         if example is not None:

@@ -142,6 +142,26 @@ class MemberNorm(MemberLayer):
         norm.training = self.training
         return norm
 
+    @torch.no_grad()
+    def become_plain(self) -> None:
+        """Be a norm of the source's own class from now on, with the first member's statistics.
+
+        It stays the object that it is, and so do its parameters, hooks, dropout and activation.
+        """
+        plain, own = self.plain(slice(0, 1)), dict(vars(self))
+        own_parameters = {k: p for k, p in self._parameters.items() if k in plain._parameters}
+        dtype = next((p.dtype for p in own_parameters.values() if p is not None), None)
+        for key, value in self._buffers.items():
+            if value is not None and plain._buffers.get(key) is not None:
+                plain._buffers[key] = value[0].to(dtype if value.dim() > 1 else None, copy=True)
+        plain.training &= not getattr(self, "frozen_statistics", False)
+        plain._parameters.update(own_parameters)
+        vars(self).clear()
+        vars(self).update(
+            vars(plain) | {key: own[key] for key in (*HOOKS, "_is_full_backward_hook", "_modules")}
+        )
+        self.__class__ = type(plain)
+
     def _blank(self) -> nn.Module:
         """A fresh copy of the template, its dropout and activation as they are now."""
         norm = copy.deepcopy(self.template)
