@@ -125,8 +125,8 @@ def share(converted: Converted, prefix: Iterable[str]) -> None:
     ``prefix`` are names of modules. Plan, report, fingerprints and structure follow.
     """
     network, report, before = converted.network, converted.report, structure(converted.network)
-    report.plan = replace(report.plan, prefix=tuple(prefix))
-    plain = plain_within(network, report.plan.prefix)
+    names = tuple(prefix)
+    report.plan, plain = replace(report.plan, prefix=names), plain_within(network, names)
     now = structure(network)
     converted.structure.update({k: v for k, v in now.items() if before.get(k) != v})
     for name, source in plain.items():

@@ -220,7 +220,7 @@ class SigmaEnsemble(nn.Module):
         """
         super().train(mode)
         frozen = self._plain_with_statistics() if self._frozen else []
-        for module in self.shared_norms() if self.plan.train == "members" else frozen:
+        for module in [*frozen, *(self.shared_norms() if self.plan.train == "members" else ())]:
             module.eval()
         return self
 

@@ -9,7 +9,7 @@ masks, reshapes) is computed in every pass, with the random numbers of the first
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +47,7 @@ class Prefix:
         """Let passes of the axis answer the calls of these modules."""
         modules = dict(network.named_modules(remove_duplicate=False))
         for name, known in self.modules.items():
-            vars(modules[name])["_call_impl"] = Shareable(modules[name], axis, *known)
+            modules[name].__dict__["_call_impl"] = Shareable(modules[name], axis, *known)
 
     def record(self, network: nn.Module, axis: MemberAxis, inputs: Inputs) -> Recorded:
         """What the prefix gives for B samples."""
@@ -92,19 +92,20 @@ class Leaves:
 
 
 def find_prefix(
-    network: nn.Module, axis: MemberAxis, inputs: Inputs, folds: bool
+    network: nn.Module, axis: MemberAxis, inputs: Inputs, folds: bool, sure: bool
 ) -> tuple[Prefix | None, str | None]:
     """Find the shared prefix on copies of the network, and compare results with and without.
 
-    ``folds`` says whether members are ever folded. Returns the prefix, or None, and what the report
-    says about it: "" if nothing, None if these inputs cannot tell.
+    ``folds`` says whether members are ever folded, ``sure`` whether it is known that there is one.
+    Returns the prefix, or None, and what the report says about it: "" if nothing, None if these
+    inputs cannot tell.
     """
-    small, traces = inputs.resized(2), {}
+    small, traces = inputs.resized(2), dict[bool, tuple[list[_Call], list[_Call]]]()
     for mode in (False, True):
         with twin_of(network, mode) as twin, torch.no_grad():
-            pair = [_trace(twin, axis, given) for given in (small, inputs.resized(3))]
-        if pair[0] and pair[1]:  # else it is for the network's own call to say what is wrong
-            traces[mode] = pair
+            calls, others = (_trace(twin, axis, given) for given in (small, inputs.resized(3)))
+        if calls and others:  # else it is for the network's own call to say what is wrong
+            traces[mode] = calls, others
     if not traces:
         return None, None
     if any([c.name for c in a] != [c.name for c in b] for a, b in traces.values()):
@@ -132,11 +133,11 @@ def find_prefix(
     if any(problems):
         return None, f"nothing is shared before '{where}': {next(filter(None, problems))}"
     prefix = Prefix(shared, where, frozenset(changes), frozenset(between))
-    return (prefix, str(prefix)) if "" in problems else (None, None)
+    return (prefix, str(prefix)) if sure or "" in problems else (None, None)
 
 
 def _before(
-    modules: Mapping[str, nn.Module], traces: Mapping[bool, Sequence[list[_Call]]]
+    modules: Mapping[str, nn.Module], traces: Mapping[bool, tuple[list[_Call], list[_Call]]]
 ) -> tuple[dict[str, tuple[Dims, Dims, bool]], str]:
     """Outermost modules that finish before the members part, and the layer at which that begins."""
     own = {n for n, m in modules.items() if isinstance(m, MemberLayer) and not _may_be_plain(m)}
@@ -158,9 +159,12 @@ def _before(
             outer = call.outer
             if call.left <= ends[mode] and outer is not None and outer.left > ends[mode]:
                 given, made = _moving(call.given, other.given), _moving(call.made, other.made)
-                before = shared.get(call.name, ({}, {}))
-                known = {**before[0], **given}, {**before[1], **made}, call.name in later
-                shared[call.name] = known
+                if call.name in shared:
+                    given, made = (
+                        {**shared[call.name][0], **given},
+                        {**shared[call.name][1], **made},
+                    )
+                shared[call.name] = given, made, call.name in later
     mode, (calls, _) = next(iter(traces.items()))
     return shared, calls[ends[mode]].name
 
@@ -192,7 +196,7 @@ def _try(
     draws, again, restore = Draws(device), Draws(device), restorer(network)
 
     def run(start: int, stop: int, recorded: Recorded | None) -> Any:
-        given, changes = inputs.copied(), {"perturbed": True, "memory": None}
+        given, changes = inputs.copied(), dict[str, Any](perturbed=True, memory=None)
         if recorded is None:
             restore()
             with Draws(device).start(network):
@@ -207,7 +211,8 @@ def _try(
         wanted = joined(None)
     except Exception:  # what the network cannot do on such a batch is for its own call to say
         return None, True, True
-    if not any(0 < float(t.abs().amax()) < float("inf") for _, t in tensors(wanted) if t.numel()):
+    known = [t for _, t in tensors(wanted) if t.is_floating_point() and t.numel()]
+    if not any(0 < float(t.abs().amax()) < float("inf") for t in known):
         return None, True, True
     restore()
     try:
@@ -270,7 +275,7 @@ def _trace(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> list[_Call] 
             handles.callback(module.register_forward_hook(leave).remove)
         try:
             with Draws(device_of(network), low=False).start(network):  # on the same path each time
-                run_pass(network, axis, inputs.copied(), 0, 1)
+                run_pass(network, axis, inputs.copied(), 0, 1, memory=None)
         except Exception:
             return None
     return calls

@@ -242,19 +242,24 @@ class Runner:
 
     def find(self, network: nn.Module, inputs: Inputs) -> None:
         """Find what runs before the members part, on the first batch that can tell."""
-        if self._prefix_sought or not runs_as_called() or is_sharded(network):
+        if self._prefix_sought or not runs_as_called() or inputs.device.type == "meta":
             return
-        if inputs.device.type == "meta" or not inputs.size:
-            return
+        known, sharded = bool(self.report.plan.prefix), is_sharded(network)
         with self._lock:
-            if self._prefix_sought:
+            if self._prefix_sought or not (inputs.size or inputs.whole):
                 return
-            folds = self.schedule != "sequential"
-            with uncompiled():
-                prefix, note = find_prefix(network, self.axis, inputs, folds)
-            if note is None:
-                return
-            if prefix is None and self.report.plan.prefix:
+            prefix, note = (
+                None,
+                "nothing is shared before the members part: "
+                + ("parameters are divided over ranks" if sharded else "inputs are no tensors"),
+            )
+            if not (sharded or inputs.whole):
+                folds = self.schedule != "sequential"
+                with uncompiled():
+                    prefix, note = find_prefix(network, self.axis, inputs, folds, known)
+                if note is None:
+                    return
+            if prefix is None and known:
                 raise InputError(f"this ensemble was made to share what runs first, but {note}")
             share_prefix(self.converted(network), prefix.modules if prefix else ())
             if prefix is not None:

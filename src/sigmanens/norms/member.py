@@ -160,7 +160,7 @@ class MemberNorm(MemberLayer):
         vars(self).update(
             vars(plain) | {key: own[key] for key in (*HOOKS, "_is_full_backward_hook", "_modules")}
         )
-        self.__class__ = type(plain)
+        self.__class__ = type(plain)  # type: ignore[assignment]
 
     def _blank(self) -> nn.Module:
         """A fresh copy of the template, its dropout and activation as they are now."""

@@ -37,7 +37,7 @@ class Pass:
     split: bool = False  # whether members see rows of their own
     once: bool = False  # whether the pass ends before the members part (the shared prefix alone)
     prefix: Any = None  # what records or replays the shared prefix
-    recorded: list[Any] | None = None  # results of the shared prefix that are there already
+    recorded: Any = None  # what the shared prefix gave for these inputs already
 
     @property
     def count(self) -> int:
