@@ -248,17 +248,16 @@ class Runner:
         with self._lock:
             if self._prefix_sought or not (inputs.size or inputs.whole):
                 return
-            prefix, note = (
-                None,
-                "nothing is shared before the members part: "
-                + ("parameters are divided over ranks" if sharded else "inputs are no tensors"),
-            )
-            if not (sharded or inputs.whole):
+            if sharded or inputs.whole:
+                why = "parameters are divided over ranks" if sharded else "inputs are no tensors"
+                found = None, f"nothing is shared before the members part: {why}"
+            else:
                 folds = self.schedule != "sequential"
                 with uncompiled():
-                    prefix, note = find_prefix(network, self.axis, inputs, folds, known)
-                if note is None:
-                    return
+                    found = find_prefix(network, self.axis, inputs, folds, known)
+            prefix, note = found
+            if note is None:
+                return
             if prefix is None and known:
                 raise InputError(f"this ensemble was made to share what runs first, but {note}")
             share_prefix(self.converted(network), prefix.modules if prefix else ())
