@@ -248,6 +248,7 @@ class Runner:
         with self._lock:
             if self._prefix_sought or not (inputs.size or inputs.whole):
                 return
+            found: tuple[Prefix | None, str | None]
             if sharded or inputs.whole:
                 why = "parameters are divided over ranks" if sharded else "inputs are no tensors"
                 found = None, f"nothing is shared before the members part: {why}"
