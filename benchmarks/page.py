@@ -63,8 +63,20 @@ differ from run to run. Set `ens.schedule` to another if it is faster on your ma
 
 ## The compute dial
 
-With `layers=` limited to late norms, everything before the first of them is computed once for all
-members. Time of {members} members over *one* network:
+With `layers=` limited to late norms, what lies before the first of them is one network. It is
+computed once for all members, in training and evaluation, under `torch.compile` and in exported
+files. Its random layers draw once, and its norms stay plain ones with one set of statistics, so a
+late split costs after training what it costs before. Two traces of the first batch (or of
+`example=`), in evaluation and in training mode, decide which modules these are; `ens.plan.prefix`
+names them, checkpoints keep them, and the report says so, or why there are none:
+
+* a result of these layers that the network writes into in place, or random numbers of Python's or
+  NumPy's generators between them;
+* parameters divided over ranks (FSDP), inputs that are no tensors, and SyncBatchNorm on a CPU;
+* a compiled graph for members one by one, or with random functions between modules, would run it
+  anew: such training passes run as written, uncompiled.
+
+Time of {members} members over *one* network:
 
 {dial}
 

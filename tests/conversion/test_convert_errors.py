@@ -32,7 +32,12 @@ def bad_example() -> dict[str, Any]:
     [
         (lambda: nn.Linear(4, 2), {}, NoNormError, "no normalisation layer found in this Linear"),
         (dense, {"layers": "nothing"}, NoNormError, r"layers='nothing' selects none .*1, 4"),
-        (dense, {"layers": []}, NoNormError, r"layers=\(\) selects none of the 2 norms"),
+        (
+            dense,
+            {"layers": [], "head": "shared"},
+            NoNormError,
+            r"layers=\(\) selects none of the 2 norms",
+        ),
         (dense, {"layers": lambda n, m: False}, NoNormError, "selects none of the 2 .*: 1, 4"),
         (dense, {"layers": ["1", "9", "0"]}, NoNormError, "names '0', '9', which are no.*1, 4"),
         (dense, {"layers": "("}, InputError, r"layers='\(' is no valid regular expression"),

@@ -168,9 +168,14 @@ def test_a_kept_fused_batch_norm_activates_and_has_statistics_per_member(kind: s
     base[5] = nn.Linear(WIDTH * 4, 3)
     randomise(base).eval()
     x = pictures()
-    ens = sn.convert(base, 2, layers=["3"], init="preserve", example=x)
-    assert isinstance(ens.network[1], MemberBatchNorm)
-    assert ens.report.norms[0].reason == "not selected; statistics per member"
+    ens = sn.convert(base, 2, layers=["1"], init="preserve", example=x)
+    assert isinstance(ens.network[3], MemberBatchNorm)
+    assert ens.report.norms[1].reason == "not selected; statistics per member"
+    late = sn.convert(base, 2, layers=["3"], init="preserve", example=x)
+    if "Sync" not in kind:  # of which the plain one asks for a GPU
+        assert str(late.network[1]) == str(base[1])
+        assert late.report.norms[0].reason.endswith("the members part, one set of statistics")
+    torch.testing.assert_close(late(x)[1], base(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ens(x)[1], base(x), rtol=1e-5, atol=1e-5)
     base.train()
     torch.testing.assert_close(ens.train()(x)[1], base(x), rtol=1e-5, atol=1e-5)

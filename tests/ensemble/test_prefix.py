@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sigmanens as sn
-from sigmanens.errors import SigmaNensWarning
+from sigmanens.errors import InputError
 
 
 def shared_names(ens: sn.SigmaEnsemble) -> list[str]:
     """Dotted names of the modules in the shared prefix."""
-    names = {m: n for n, m in ens.network.named_modules()}
     assert ens._runner._prefix is not None
-    return [names[m] for m in ens._runner._prefix.calls]
+    assert ens.plan.prefix == tuple(ens._runner._prefix.modules)
+    return list(ens._runner._prefix.modules)
 
 
 class Residual(nn.Module):
@@ -46,11 +46,6 @@ class Residual(nn.Module):
             x = x + block["linear"](self.act(block["norm"](x)))
         x = self.act(x) + first
         return self.head(x if mask is None else x * mask)
-
-
-@pytest.fixture(autouse=True)
-def _share_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sigmanens.ensemble.prefix._SMALL", 1)
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
@@ -117,14 +112,17 @@ def test_values_gradients_and_buffers_are_those_of_separate_networks(
         assert ens._runner._prefix is None
     else:
         assert ens._runner._prefix is not None
-        assert shared_names(ens) == names
+        assert sorted(shared_names(ens)) == sorted(set(names))
         assert "computed once for all members" in str(ens.report)
     for name, gradient in gradients.items():
         if "scale_logit" not in name and "heads" not in name:
             close(gradient, sum(net.get_parameter(name).grad for net in separate), 1e-4)
     for m, net in enumerate(separate):
         for name, buffer in net.named_buffers():
-            close(ens.network.get_buffer(name)[m], buffer)
+            mine = ens.network.get_buffer(name)
+            close(mine if mine.shape == buffer.shape else mine[m], buffer)
+            before = shared_names(ens) if ens._runner._prefix else []
+            assert (mine.shape == buffer.shape) == (name.rpartition(".")[0] in before)
     ens.eval()
     for net, logits in zip(separate, ens(*arguments), strict=True):
         close(logits, net.eval()(*arguments), 1e-4)
@@ -190,24 +188,6 @@ def test_a_result_that_the_network_writes_into_is_not_shared(schedule: str) -> N
     assert "writes into a result" in str(ens.report)
 
 
-def test_draws_between_the_modules_are_not_shared_in_training() -> None:
-    ens = sn.convert(randomise(Residual(dropout=0.5)), 3, layers="blocks.2").train()
-    ens.freeze_statistics()
-    x = torch.randn(5, 4)
-    state = torch.get_rng_state()
-    buffers = {n: b.clone() for n, b in ens.named_buffers()}
-    logits = ens(x)
-    assert ens._runner._prefix is not None
-    assert all((logits[0] - logits[m]).abs().max() > 1e-3 for m in (1, 2))
-    assert all(torch.equal(b, buffers[n]) for n, b in ens.named_buffers())
-    torch.set_rng_state(state)
-    again = copy.deepcopy(ens)(x)
-    assert torch.equal(logits, again)  # the trial took no draws
-    rows = rows_of(ens.eval(), "stem")
-    ens(x)
-    assert rows == [5]
-
-
 class Dropped(nn.Module):
     """Random layers before the members part, and one behind it."""
 
@@ -235,41 +215,56 @@ def test_random_layers_draw_once_for_all_members(schedule: str | int) -> None:
     assert rows == [6] * 3
     for step in torch.cat(seen).view(3, 3, 6, 6):
         close(step, step[:1].expand(3, 6, 6))
-    for buffer in (ens.network.first.running_mean, ens.network.first.running_var):
-        assert torch.equal(buffer, buffer[:1].expand_as(buffer))
+    assert type(ens.network.first) is nn.BatchNorm1d
+    assert ens.network.first.num_batches_tracked == 7 + 3
 
 
 def test_statistics_that_differ_are_not_shared() -> None:
     base = randomise(Pictures(3))
     ens = apart(sn.convert(base, 3, layers="bn2")).eval()
-    x = torch.randn(5, 1, 8, 8)
-    ens(x)
     ens.network.bn1.running_mean[1] += 1
+    x = torch.randn(5, 1, 8, 8)
     close(ens(x), torch.stack([net.eval()(x) for net in member_networks(base, ens)]))
+    assert ens.plan.prefix == ()
+    assert "nothing is shared before 'bn2': the members' statistics differ" in str(ens.report)
     rows = rows_of(ens, "conv1")
     ens(x)
     assert rows == [15]
 
 
-def test_a_path_that_changes_is_said_and_computed_in_full() -> None:
-    class Fickle(Residual):
-        skip = False
+class Fickle(Residual):
+    """Takes another path, in front of the members part or behind it, when it is told to."""
 
-        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-            return super().forward(torch.tanh(x) if self.skip else self.stem_twice(x), mask)
+    skip = late = False
 
-        def stem_twice(self, x: Tensor) -> Tensor:
-            return x + self.stem(x)[:, :4]
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = super().forward(torch.tanh(x) if self.skip else x + self.stem(x)[:, :4], mask)
+        return y + self.blocks[0]["norm"](self.stem(x))[:, :1] if self.late else y
 
+
+def test_another_path_in_front_of_the_members_is_followed() -> None:
     base = randomise(Fickle())
     ens = apart(sn.convert(base, 3, layers="blocks.2")).eval()
     x = torch.randn(5, 4)
     ens(x)
     base.skip = ens.network.skip = True
-    with pytest.warns(SigmaNensWarning, match="has changed"):
-        got = ens(x)
-    close(got, torch.stack([net.eval()(x) for net in member_networks(base, ens)]), 1e-4)
-    assert "nothing is shared" in str(ens.report)
+    rows = rows_of(ens, "stem")
+    close(ens(x), torch.stack([net.eval()(x) for net in member_networks(base, ens)]), 1e-4)
+    assert rows == [5]
+
+
+def test_a_plain_norm_behind_the_members_is_refused_in_training() -> None:
+    base = randomise(Fickle())
+    ens = apart(sn.convert(base, 3, layers="blocks.2")).train()
+    x = torch.randn(5, 4)
+    ens(x)
+    base.late = ens.network.late = True
+    with pytest.raises(InputError, match="BatchNorm1d with batch statistics ran before"):
+        ens(x)
+    close(ens.eval()(x), torch.stack([net.eval()(x) for net in member_networks(base, ens)]), 1e-4)
+    again = apart(sn.convert(base, 3, layers="blocks.2")).train()
+    again(x)  # a first batch that shows it leaves the norm, and all behind it, to the members
+    assert shared_names(again) == ["stem"]
 
 
 def test_activation_checkpointing_in_the_prefix_keeps_the_gradients() -> None:
@@ -318,22 +313,6 @@ def test_frozen_weights_before_the_members_need_no_gradient() -> None:
     assert ens._runner._prefix is not None
     assert ens.network.conv1.weight.grad is None
     assert ens.network.bn1.scale_logit.grad is not None
-
-
-def test_one_layer_on_few_small_samples_is_not_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sigmanens.ensemble.prefix._SMALL", 8 * 8 * 8 * 4 * 5
-    )  # width, size, float32, rows
-    ens = apart(sn.convert(randomise(Pictures(3)), 3)).eval()
-    rows = rows_of(ens, "conv1")
-    ens(torch.randn(4, 1, 8, 8))
-    assert rows[-1] == 12
-    ens(torch.randn(5, 1, 8, 8))
-    assert rows[-1] == 5
-    deep = apart(sn.convert(randomise(Pictures(3)), 3, layers="bn2")).eval()
-    rows = rows_of(deep, "conv1")
-    deep(torch.randn(2, 1, 8, 8))
-    assert rows[-1] == 2
 
 
 def test_inference_mode_shares_the_prefix_too() -> None:

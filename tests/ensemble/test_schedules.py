@@ -176,12 +176,14 @@ def test_the_checks_run_once_change_nothing_and_cost_few_rows(
     state = {k: v.clone() for k, v in ens.state_dict().items()}
     ens.freeze_statistics()
     ens(torch.randn(5, 1, 8, 8))
-    assert rows == [15]  # hooks see no trial
-    assert tried[:4] == [4, 4, 4, 12]
+    assert rows == [5]  # hooks see no trial, and the convolution runs once for all members
+    assert tried[-6:] == [4, 4, 4, 12, 5, 15]
+    assert max(tried[:-6]) == 4  # two samples and two members, for what runs before the members
     rows.clear()
     tried.clear()
     ens(torch.randn(5, 1, 8, 8))
-    assert rows == tried == [15]
+    assert rows == [5]
+    assert tried == [5, 15]
     assert all(torch.equal(v, state[k]) for k, v in ens.state_dict().items())
     assert ens.network.bn1.training
     assert not ens.network.bn2.training

@@ -190,7 +190,7 @@ def audit(
             f"{len(refused)} of {len(found)} norms of this {kind} cannot be converted:"
             f"{_listed(refused)}{advice}"
         )
-    if first:
+    if first or (layers == () and head_names):  # no norm: members part at the head
         return entries, rules
     if not selected:
         raise NoNormError(

@@ -118,6 +118,8 @@ def select(
         DiversityError: if nothing is selected, or a name in a list is no converted norm.
         InputError: if ``layers`` is no selector.
     """
+    if not norms:
+        raise DiversityError("no norm is converted, so members have no scales to keep apart")
     if isinstance(layers, str) and layers == "auto":
         return paper_rule(model, norms)
     if layers is None or (isinstance(layers, str) and layers == "all"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from sigmanens.conversion.audit import MIXES, ConversionReport, NormEntry, audit
 from sigmanens.conversion.blocks import paper_rule
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.copying import deep_copy, put
-from sigmanens.conversion.fingerprint import shared_fingerprints, structure
+from sigmanens.conversion.fingerprint import fingerprint, shared_fingerprints, structure
 from sigmanens.conversion.guards import switch_off
 from sigmanens.conversion.heads import MemberHeads, member_heads
 from sigmanens.conversion.modes import keep_in_evaluation, modes_after_train
@@ -40,7 +40,7 @@ class Converted:
     axis: MemberAxis
     report: ConversionReport
     base_fingerprint: dict[str, int]
-    structure: Mapping[str, str]
+    structure: dict[str, str]
 
 
 def build(
@@ -113,7 +113,40 @@ def build(
         )
         report.notes.append(note)
         warn(note)
-    return Converted(network, axis, report, shared_fingerprints(network), structure(network))
+    made = Converted(network, axis, report, shared_fingerprints(network), structure(network))
+    if plan.prefix:
+        share(made, plan.prefix)
+    return made
+
+
+def share(converted: Converted, prefix: Iterable[str]) -> None:
+    """Make what runs before the members part one network: its norms have one set of statistics.
+
+    ``prefix`` are names of modules. Plan, report, fingerprints and structure follow.
+    """
+    network, report, before = converted.network, converted.report, structure(converted.network)
+    names = tuple(prefix)
+    report.plan, plain = replace(report.plan, prefix=names), plain_within(network, names)
+    now = structure(network)
+    converted.structure.update({k: v for k, v in now.items() if before.get(k) != v})
+    for name, source in plain.items():
+        base = {f"{name}.{k}": fingerprint(b) for k, b in source.named_buffers()}
+        converted.base_fingerprint.update(base)
+        if report.plan.train == "members":
+            network.get_submodule(name).eval()
+    reason = "not selected; before the members part, one set of statistics"
+    report.norms[:] = [replace(e, reason=reason) if e.name in plain else e for e in report.norms]
+
+
+def plain_within(network: nn.Module, prefix: Iterable[str]) -> dict[str, nn.Module]:
+    """Let kept norms in these modules become plain ones; returns the base's by their names."""
+    within = tuple(f"{name}." for name in prefix)
+    found = network.named_modules(remove_duplicate=False)
+    kept = {n: m for n, m in found if isinstance(m, MemberNorm) and f"{n}.".startswith(within)}
+    sources = {name: layer.template for name, layer in kept.items()}
+    for layer in set(kept.values()):
+        layer.become_plain()
+    return sources
 
 
 def _replacements(

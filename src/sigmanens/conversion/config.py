@@ -50,6 +50,7 @@ class ConversionConfig:
         schedule: members per pass: "auto", "folded" (all), "sequential" (one) or a number.
         task: "multiclass" (logits of which one class is right), "multilabel" (logits of labels that
             are present or not) or "regression" (no logits). None is read as multiclass.
+        prefix: modules that run before the members part, once for all. None: a trace finds them.
 
     Raises:
         InputError: for a value out of its range.
@@ -66,6 +67,7 @@ class ConversionConfig:
     batch_dims: Mapping[str, int | None] | Mapping[str | int, int | None] | None = None
     schedule: str | int = "auto"
     task: str | None = None
+    prefix: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
@@ -90,7 +92,8 @@ class ConversionConfig:
         # One form for each value, so that equal configs compare equal and JSON gives them back.
         layers = "all" if self.layers is None else self.layers
         dims = {str(k): v for k, v in self.batch_dims.items()} if self.batch_dims else None
-        for key, value in (("layers", layers), ("head_name", self.head_name), ("batch_dims", dims)):
+        named = ("head_name", self.head_name), ("prefix", self.prefix)
+        for key, value in (("layers", layers), ("batch_dims", dims), *named):
             if isinstance(value, Sequence) and not isinstance(value, str):
                 value = tuple(value)
             object.__setattr__(self, key, value)

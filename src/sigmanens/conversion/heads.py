@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sigmanens.errors import HeadNotFoundError
-from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.context import MemberAxis, MemberLayer
 from sigmanens.passes.trees import join, map_tensors
 from sigmanens.seeding import own_seed, seeded
 
@@ -27,7 +27,7 @@ _TRANSFORMERS_HEADS = ("classifier", "score", "classification_head", "head", "qa
 _TORCHVISION_HEADS = ("fc", "classifier", "heads", "head")
 
 
-class MemberHeads(nn.Module):
+class MemberHeads(MemberLayer):
     """M heads in the place of one. Member m's rows of the input (k·B, …) go through head m."""
 
     def __init__(self, heads: Sequence[nn.Module], axis: MemberAxis) -> None:

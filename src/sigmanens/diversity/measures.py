@@ -96,7 +96,7 @@ def symmetric(ensemble: SigmaEnsemble) -> bool:
     norms = ensemble.sigma_norms().values()
     tensors: list[Tensor] = [m.logit for m in norms]
     tensors += [m.shift for m in norms if isinstance(m.shift, nn.Parameter)]
-    if tensors[0].shape[0] < 2 or not all(bool((t == t[:1]).all()) for t in tensors):
+    if ensemble.num_members < 2 or not all(bool((t == t[:1]).all()) for t in tensors):
         return False
     heads = [h.heads for h in ensemble.member_heads().values()]
     alike = [same for each in heads for same in zip(*(h.parameters() for h in each), strict=True)]

@@ -144,8 +144,9 @@ class Diversity:
     def _layers(self, ensemble: SigmaEnsemble) -> list[SigmaNorm]:
         """The regularised norms. They are chosen and checked at the first use of an ensemble."""
         if ensemble not in self._chosen:
+            chosen = self.chosen(ensemble)[1]
             self._check(ensemble)
-            self._chosen[ensemble] = self.chosen(ensemble)[1]
+            self._chosen[ensemble] = chosen
         found = [ensemble.network.get_submodule(n) for n in self._chosen[ensemble]]
         return [m for m in found if isinstance(m, SigmaNorm)]
 

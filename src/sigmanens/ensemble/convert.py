@@ -73,8 +73,9 @@ def convert(
         head: "fresh", "copy", "shared", or "auto": copy under "preserve", fresh otherwise.
         head_name: dotted name (or names) of the head, where it is not found by itself.
         layers: which norms to convert: "all", a regex (``re.search`` on the dotted name), a list of
-            names or a callable ``(name, module) -> bool``. A kept BatchNorm keeps its shared affine
-            and gets statistics per member.
+            names or a callable ``(name, module) -> bool``. With [] members part at the head. What
+            lies before the members part is one network (:mod:`sigmanens.ensemble.prefix`). A kept
+            BatchNorm behind it keeps its shared affine and gets statistics per member.
         init: "normal", "preserve", "paper" (see :mod:`sigmanens.norms.inits`) or "auto": preserve
             when the selected norms have been trained, else normal.
         scale: "sigmoid", or "linear" for the FiLM-Ensemble control.
@@ -181,10 +182,11 @@ def _convert(
         made = build(model, plan, in_place=in_place, generator=generator, audited=audited)
         ensemble = SigmaEnsemble(made)
         ensemble.report.init_reason = reason
-        if init == "paper" and head == "copy":
+        if head == "copy" and (init == "paper" or not converted):
+            what, cure = ("init='paper'", " or init='preserve'") if converted else ("layers=[]", "")
             ensemble.report.notes.append(
-                "init='paper' with copied heads: all members are equal, and training keeps them "
-                "so. Use head='fresh' or init='preserve'"
+                f"{what} with copied heads: all members are equal, and training keeps them so. "
+                f"Use head='fresh'{cure}"
             )
         ensemble.report.notes += functional.found
         if example is not None:

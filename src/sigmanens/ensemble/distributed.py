@@ -117,6 +117,8 @@ def own_members(
 def average_statistics(ensemble: SigmaEnsemble, member_ranks: int = 1, group: Any = None) -> None:
     """Give all ranks the same running statistics: of each member, the mean over those that ran it.
 
+    Of norms that all members share it is the mean over all ranks.
+
     Call it before evaluating or saving, with the arguments of :func:`own_members`. With
     SyncBatchNorm and all members on every rank they are the same already.
     """
@@ -132,3 +134,9 @@ def average_statistics(ensemble: SigmaEnsemble, member_ranks: int = 1, group: An
                     dist.all_reduce(mine, group=group)
                     counts = not buffer.is_floating_point()
                     buffer.copy_(mine // data_ranks if counts else mine / data_ranks)
+    for norm in ensemble.shared_norms():
+        for buffer in norm.buffers(recurse=False):
+            total = buffer.clone()
+            dist.all_reduce(total, group=group)
+            ranks = dist.get_world_size(group)
+            buffer.copy_(total / ranks if buffer.is_floating_point() else total // ranks)

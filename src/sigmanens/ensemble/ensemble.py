@@ -25,6 +25,7 @@ from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.heads import MemberHeads
 from sigmanens.conversion.plain import collapse, member
 from sigmanens.ensemble.adaptive import check_risk, predict_adaptively
+from sigmanens.ensemble.compiled import is_compiled
 from sigmanens.ensemble.features import member_features
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, check_predictable, logits_of
@@ -35,6 +36,7 @@ from sigmanens.errors import ExportError, InputError, warn
 from sigmanens.norms import RunningStatistics, SigmaNorm
 from sigmanens.passes.context import MemberAxis
 from sigmanens.passes.modes import evaluating, training
+from sigmanens.passes.sharing import Recorded
 from sigmanens.saving.checkpoint import Saved, check_values, load_into, save
 from sigmanens.saving.checkpoint import load as load_checkpoint
 from sigmanens.saving.source import Source
@@ -79,7 +81,7 @@ class SigmaEnsemble(nn.Module):
         place = next(chain(network.parameters(), network.buffers()), None)
         device = None if place is None else place.device
         self.register_buffer("temperature", torch.ones((), device=device))
-        self._runner = Runner(self.axis, self.report)
+        self._runner = Runner(converted)
         self._dims = resolve_batch_dims(network, self.plan.batch_dims)
         self._hinted = False
         self._frozen = False
@@ -155,6 +157,10 @@ class SigmaEnsemble(nn.Module):
         """How it was built and is run; what a checkpoint stores."""
         return self.report.plan
 
+    def restate(self, plan: ConversionConfig) -> None:
+        """Go by another plan of the same network: other batch dimensions, task or schedule."""
+        self.report.plan, self._dims = plan, resolve_batch_dims(self.network, plan.batch_dims)
+
     @property
     def schedule(self) -> str | int:
         """How members share passes: "auto", "folded", "sequential", or members per pass."""
@@ -209,13 +215,19 @@ class SigmaEnsemble(nn.Module):
     def train(self, mode: bool = True) -> SigmaEnsemble:
         """Set the mode of all submodules as the base's own ``train`` does.
 
-        Plain norms with frozen statistics stay in evaluation mode; converted ones know by
-        themselves that theirs are frozen.
+        Plain norms with frozen statistics stay in evaluation mode, and so do shared ones where only
+        members train; converted ones know by themselves that theirs are frozen.
         """
         super().train(mode)
-        for module in self._plain_with_statistics() if self._frozen else ():
+        frozen = self._plain_with_statistics() if self._frozen else []
+        for module in [*frozen, *(self.shared_norms() if self.plan.train == "members" else ())]:
             module.eval()
         return self
+
+    def shared_norms(self) -> list[_NormBase]:
+        """Plain norms with running statistics that are in no member's head."""
+        own = {m for heads in self.member_heads().values() for m in heads.modules()}
+        return [m for m in self._plain_with_statistics() if m not in own]
 
     def _plain_with_statistics(self) -> list[_NormBase]:
         """Norms in heads, or kept, that are no members' and keep running statistics."""
@@ -293,13 +305,14 @@ class SigmaEnsemble(nn.Module):
             got = f"{inputs.size} rows and {y.shape[0]} labels"
             raise InputError(f"split=True got {got}; expected one label per row")
         with training(self):
-            alone = split or k == 1
-            leaves = Leaves(None if alone else self._runner.record(self.network, inputs))
+            self._runner.find(self.network, inputs)
+            leaves = Leaves(self._record(inputs, k))
             for i, m in enumerate(range(chosen.start, chosen.stop)):
-                part, labels = inputs, y
+                part, labels, recorded = inputs, y, leaves.recorded
                 if split:
                     part, labels = inputs.narrow(i * size, size), y.narrow(0, i * size, size)
-                with self._runner.choosing(self, m, m + 1, leaves.results):
+                    recorded = recorded and recorded.narrow(i * size, size)
+                with self._runner.choosing(self, m, m + 1, recorded):
                     result = self._runner.own(part).call(self)
                     task = loss_fn.task(logits_of(result), labels) / k
                     backward(task * scale)
@@ -377,12 +390,22 @@ class SigmaEnsemble(nn.Module):
                 if risk is not None:
                     parts.append(predict_adaptively(self._logits, part, k, risk, t, class_dim))
                     continue
-                blocks = [self._logits(part, m, min(m + group, k)) for m in range(0, k, group)]
+                shared = self._record(part, k, group)
+                starts = range(0, k, group)
+                blocks = [self._logits(part, m, min(m + group, k), shared) for m in starts]
                 parts.append(Prediction.from_logits(torch.cat(blocks), t, class_dim, self.task))
             return Prediction.cat(parts)
 
-    def _logits(self, inputs: Inputs, start: int, stop: int) -> Tensor:
-        with self._runner.choosing(self, start, stop):
+    def _record(self, inputs: Inputs, members: int, group: int = 1) -> Recorded | None:
+        """What these members share for passes of ``group`` members."""
+        if members == 1:
+            return None
+        return self._runner.record(self.network, inputs, group, is_compiled(self))
+
+    def _logits(
+        self, inputs: Inputs, start: int, stop: int, recorded: Recorded | None = None
+    ) -> Tensor:
+        with self._runner.choosing(self, start, stop, recorded):
             return logits_of(self._runner.own(inputs).call(self))
 
     def features(self, x: Any, *, head_name: str | None = None) -> Tensor:
@@ -430,8 +453,9 @@ class SigmaEnsemble(nn.Module):
                 or if a shared tensor has changed since conversion that the checkpoint does not
                 hold. The ensemble is then left as it was.
         """
-        saved = load_into(self.network, self.plan, self.base_fingerprint, directory)
-        self.base_fingerprint = dict(saved.base_fingerprint)
+        saved = load_into(self._runner.converted(self.network), directory)
+        self.base_fingerprint.clear()
+        self.base_fingerprint.update(saved.base_fingerprint)
         self._restore(saved)
 
     def _restore(self, saved: Saved) -> None:

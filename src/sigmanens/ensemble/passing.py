@@ -31,7 +31,7 @@ def run_pass(
     k = stop - start
     size = inputs.size // k if split else inputs.size
     folded = inputs if split else inputs.expand(k)
-    with axis.running(start, stop, recorded=None, **changes) as made:
+    with axis.running(start, stop, split=split, recorded=None, **changes) as made:
         result = folded.call(network)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         follow_backward(result, made)

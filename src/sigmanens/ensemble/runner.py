@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from sigmanens.conversion.audit import ConversionReport
+from sigmanens.conversion.build import Converted
+from sigmanens.conversion.build import share as share_prefix
 from sigmanens.ensemble.compiled import alone, can_be_alone, is_compiled, uncompiled
 from sigmanens.ensemble.inputs import Inputs
 from sigmanens.ensemble.passing import run_pass
@@ -25,7 +26,7 @@ from sigmanens.errors import InputError, warn
 from sigmanens.norms.kernels import is_eager
 from sigmanens.norms.scales import is_sharded
 from sigmanens.norms.synchronised import processes
-from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.sharing import ONCE, Recorded, Replaying
 from sigmanens.passes.trees import join
 
 PASS_BYTES = 8 * 2**20  # of the largest normalised activation, of members folded on a CPU
@@ -37,14 +38,15 @@ class Runner:
     ``divisible`` says whether the samples may be run in parts.
     """
 
-    def __init__(self, axis: MemberAxis, report: ConversionReport) -> None:
-        self.axis = axis
-        self.report = report
+    def __init__(self, converted: Converted) -> None:
+        self.axis = converted.axis
+        self.report = converted.report
+        self._converted = converted
         self.divisible = True
         self._row_bytes = 0  # of the largest input of a norm, for one sample of one member
         self._examined: set[bool] = set()  # modes in which folding was compared
         self._prefix: Prefix | None = None
-        self._prefix_sought = False
+        self._prefix_sought = self.report.plan.prefix == () or self.axis.num_members == 1
         self._lock = threading.RLock()  # trials, and passes of compiled networks
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,23 +72,28 @@ class Runner:
             InputError: if members may not be folded, but the schedule asks for it, or do not divide
                 the rows.
         """
-        chosen = self.axis.chosen
+        self.find(network, inputs)
+        prefix, mode, chosen = self._prefix, network.training, self.axis.chosen
         k = chosen.count
         size = share(inputs, k) if split else inputs.size
         group = self._members_per_pass(network, inputs, k, size)
+        if torch.compiler.is_dynamo_compiling() and prefix and mode in prefix.changes and k > 1:
+            if mode in prefix.between or self.schedule == "sequential":  # no graph runs it once
+                return torch.compiler.disable(self.run)(network, inputs, split=split)
+            group = k
         recorded = chosen.recorded
-        if recorded is None and k > 1 and not split:
-            recorded = self.record(network, inputs)
+        if recorded is None and k > 1 and not (split and group >= k):
+            recorded = self.record(network, inputs, group)
         if group >= k:
             return self._pass(network, inputs, chosen.start, chosen.stop, split, recorded)
         blocks, sizes = [], []
         for first in range(chosen.start, chosen.stop, group):
             last = min(first + group, chosen.stop)
+            part, own = self.own(inputs), recorded
             if split:
-                part = inputs.narrow((first - chosen.start) * size, (last - first) * size)
-            else:
-                part = self.own(inputs)
-            blocks.append(self._pass(network, part, first, last, split, recorded))
+                start, rows = (first - chosen.start) * size, (last - first) * size
+                part, own = inputs.narrow(start, rows), recorded and recorded.narrow(start, rows)
+            blocks.append(self._pass(network, part, first, last, split, own))
             sizes.append(last - first)
         return join(blocks, sizes)
 
@@ -101,16 +108,24 @@ class Runner:
         start: int,
         stop: int,
         split: bool,
-        recorded: list[Any] | None,
+        recorded: Recorded | None,
     ) -> Any:
+        if recorded is not None:
+            replayed = Replaying(recorded, 1 if split else stop - start)
+            drawing = replayed if recorded.drawn else nullcontext()
+            with self._as_written(network), drawing:
+                return run_pass(
+                    network, self.axis, inputs, start, stop, split=split, prefix=replayed
+                )
+        once = None if self._prefix is None or split or stop - start == 1 else ONCE
         if runs_as_called() and is_compiled(network):
             with self._compiled(network, start, stop):
                 start, stop = self.axis.chosen.start, self.axis.chosen.stop
-                return run_pass(network, self.axis, inputs, start, stop, split=split, pin=True)
-        prefix = None
-        if recorded is not None and self._prefix is not None:
-            prefix = self._prefix.replaying(recorded, stop - start)
-        return run_pass(network, self.axis, inputs, start, stop, split=split, prefix=prefix)
+                args = network, self.axis, inputs, start, stop
+                return run_pass(*args, split=split, pin=True, prefix=once)
+        if not (torch.compiler.is_compiling() or is_sharded(network)):
+            once = None
+        return run_pass(network, self.axis, inputs, start, stop, split=split, prefix=once)
 
     @contextmanager
     def _compiled(self, network: nn.Module, start: int, stop: int) -> Iterator[None]:
@@ -125,17 +140,27 @@ class Runner:
             ):
                 yield
 
+    @contextmanager
     def choosing(
-        self, module: nn.Module, start: int, stop: int, recorded: list[Any] | None = None
-    ) -> AbstractContextManager[Any]:
+        self, module: nn.Module, start: int, stop: int, recorded: Recorded | None = None
+    ) -> Iterator[None]:
         """Restrict the calls of the ensemble ``module`` in the block to members ``start … stop-1``.
 
-        If it is compiled, other threads wait. ``recorded`` are results of the shared prefix for the
+        If it is compiled, other threads wait. ``recorded`` is what the shared prefix gives for the
         inputs of these calls.
         """
-        if runs_as_called() and getattr(module, "_compiled_call_impl", None) is not None:
-            return self._compiled(module.get_submodule("network"), start, stop)
-        return self.axis.choosing(start=start, stop=stop, recorded=recorded)
+        if recorded is not None:
+            with (
+                self._as_written(module),
+                self.axis.choosing(start=start, stop=stop, recorded=recorded),
+            ):
+                yield
+        elif runs_as_called() and getattr(module, "_compiled_call_impl", None) is not None:
+            with self._compiled(module.get_submodule("network"), start, stop):
+                yield
+        else:
+            with self.axis.choosing(start=start, stop=stop, recorded=None):
+                yield
 
     def _members_per_pass(self, network: nn.Module, inputs: Inputs, k: int, size: int) -> int:
         if k == 1 or self.schedule == "sequential":
@@ -211,33 +236,73 @@ class Runner:
             self.report.notes.append(note)
         warn(note)
 
-    def record(self, network: nn.Module, inputs: Inputs) -> list[Any] | None:
-        """Results of the shared prefix for these inputs, or None where it is not to be used."""
-        if not runs_as_called() or not inputs.batched or not inputs.size:
-            return None
-        if self._prefix_sought and self._prefix is None:
-            return None
-        if is_compiled(network) or is_sharded(network):  # no part of such a pass is left out
-            return None
+    def converted(self, network: nn.Module) -> Converted:
+        """What conversion made, with this network."""
+        return replace(self._converted, network=network)
+
+    def find(self, network: nn.Module, inputs: Inputs) -> None:
+        """Find what runs before the members part, on the first batch that can tell."""
+        if self._prefix_sought or not runs_as_called() or inputs.device.type == "meta":
+            return
+        known, sharded = bool(self.report.plan.prefix), is_sharded(network)
         with self._lock:
-            if not self._prefix_sought:
+            if self._prefix_sought or not (inputs.size or inputs.whole):
+                return
+            found: tuple[Prefix | None, str | None]
+            if sharded or inputs.whole:
+                why = "parameters are divided over ranks" if sharded else "inputs are no tensors"
+                found = None, f"nothing is shared before the members part: {why}"
+            else:
                 folds = self.schedule != "sequential"
-                self._prefix, note = find_prefix(network, self.axis, inputs, folds)
-                self._prefix_sought = note is not None
-                if note:
-                    self.report.notes.append(note)
-        prefix, chosen = self._prefix, self.axis.chosen
-        if prefix is None or not prefix.is_worth_it(self._row_bytes * inputs.size):
+                with uncompiled():
+                    found = find_prefix(network, self.axis, inputs, folds, known)
+            prefix, note = found
+            if note is None:
+                return
+            if prefix is None and known:
+                raise InputError(f"this ensemble was made to share what runs first, but {note}")
+            share_prefix(self.converted(network), prefix.modules if prefix else ())
+            if prefix is not None:
+                prefix.put_into(network, self.axis)
+            self.report.notes += [note] if note else []
+            self._prefix, self._prefix_sought = prefix, True
+
+    def record(
+        self, network: nn.Module, inputs: Inputs, group: int = 1, compiled: bool = False
+    ) -> Recorded | None:
+        """What the shared prefix gives for these inputs; None where passes run it themselves.
+
+        ``group`` is the number of members in a pass. ``compiled`` says whether the ensemble is.
+
+        Raises:
+            InputError: if it has to run once, but parameters are divided over ranks, and members
+                over passes.
+        """
+        prefix = self._prefix
+        if prefix is None or torch.compiler.is_compiling():
             return None
-        if not prefix.alike(chosen.members) or (network.training and prefix.draws_between):
+        several = network.training in prefix.changes and group < self.axis.chosen.count
+        if is_sharded(network):
+            if several:
+                raise InputError(
+                    f"parameters are divided over ranks (FSDP), and members over passes, each of "
+                    f"which would run what is one network, before '{prefix.end}'. Let all members "
+                    "share a pass: schedule='folded', and a loss of ens(x) in place of backward()"
+                )
             return None
-        recorded = prefix.record(network, self.axis, self.own(inputs))
-        if recorded is None:
-            self._prefix = None
-            note = "the path before the first converted norm has changed: nothing is shared"
-            self.report.notes.append(note)
-            warn(note)
-        return recorded
+        drawn = network.training in prefix.between
+        if (compiled or is_compiled(network)) and not (several or drawn):
+            return None
+        with self._as_written(network):
+            return prefix.record(network, self.axis, self.own(inputs))
+
+    def _as_written(self, network: nn.Module) -> AbstractContextManager[Any]:
+        """Run a network uncompiled, with a note, where its graph would run the prefix anew."""
+        if not (runs_as_called() and is_compiled(network)):
+            return nullcontext()
+        note = "members in several passes share what runs first: those run uncompiled, as written"
+        self.report.notes += [] if note in self.report.notes else [note]
+        return uncompiled()
 
 
 def members_per_pass(members: int, rows: int, row_bytes: int, device: torch.device) -> int:

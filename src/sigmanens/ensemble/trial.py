@@ -25,6 +25,7 @@ from sigmanens.norms import MemberNorm
 from sigmanens.norms.member import HOOKS
 from sigmanens.norms.scales import is_sharded
 from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.sharing import DRAWS
 from sigmanens.passes.trees import join, map_tensors, tensors
 from sigmanens.seeding import device_of, generator_states, own_random_state, seed_device
 
@@ -85,7 +86,7 @@ def _compare(
     changes: dict[str, Any] = {"perturbed": True, "memory": None}
     try:
         with twin_of(network, mode) as twin, _row_bytes(twin) as row_bytes:
-            restore = _restorer(twin)
+            restore = restorer(twin)
             one_by_one = []
             for m in range(members):
                 restore()
@@ -126,9 +127,9 @@ def twin_of(network: nn.Module, mode: bool | None = None) -> Iterator[nn.Module]
 
     A network that is divided over ranks is not copied: its buffers and modes are put back.
     """
-    with own_random_state(device_of(network)), _other_generators():
+    with own_random_state(device_of(network)), other_generators():
         if is_sharded(network):
-            restore = _restorer(network)
+            restore = restorer(network)
             try:
                 yield network if mode in (None, network.training) else network.train(mode)
             finally:
@@ -165,7 +166,7 @@ def _package(hook: Any) -> str:
     return str(getattr(hook, "__module__", "")).partition(".")[0]
 
 
-def _restorer(network: nn.Module) -> Callable[[], None]:
+def restorer(network: nn.Module) -> Callable[[], None]:
     """A function that gives all buffers the values, and all modules the modes, they have now."""
     values = [(t, t.clone()) for t in network.buffers()]
     modes = [(m, m.training) for m in network.modules()]
@@ -181,7 +182,7 @@ def _restorer(network: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def _other_generators() -> Iterator[None]:
+def other_generators() -> Iterator[None]:
     """Put the generators of Python and numpy back."""
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), None if numpy is None else numpy.get_state()
@@ -192,12 +193,6 @@ def _other_generators() -> Iterator[None]:
         if numpy is not None:
             numpy.set_state(states[1])
 
-
-# What draws numbers and computes nothing else.
-_DRAWS = (
-    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial",
-    "normal", "poisson", "rand", "_sample_dirichlet", "_standard_gamma", "uniform",
-)  # fmt: skip
 
 # Arguments of operations that draw and compute in one, and the values under which they do not draw.
 _CALM = {"dropout_p": 0.0, "training": False}
@@ -269,7 +264,7 @@ class _Fixing(TorchDispatchMode):
         calm = {n: value for n, value in _CALM.items() if n in names}
         given = [calm.pop(n, x) for n, x in zip(names, args, strict=False)]
         result = func(*given, **kwargs | calm)
-        if not name.startswith(_DRAWS):
+        if not name.startswith(DRAWS):
             return result
         if name.startswith("randperm"):
             return result.copy_(torch.arange(len(result), device=result.device).flip(0))

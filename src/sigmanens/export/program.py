@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from sigmanens.conversion.build import Converted
 from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
@@ -123,13 +122,10 @@ class Task:
             inputs = inputs.expand(2)
         declared = {path: inputs.batched.get(path) for path in inputs.tensors()}
         plan = replace(twin.plan, batch_dims=declared)
-        report = replace(twin.report, plan=plan)
-        shared = twin.base_fingerprint, twin.structure
-        copied = SigmaEnsemble(Converted(twin.network, twin.axis, report, *shared))
-        copied.temperature = twin.temperature
+        twin.restate(plan)
         k = twin.num_members if members is None else members
         names = _input_names(twin.network, inputs.tree)
-        return cls(InferenceModule(copied, k, class_dim), inputs, names)
+        return cls(InferenceModule(twin, k, class_dim), inputs, names)
 
     def program(self) -> ExportedProgram:
         """Trace the module; raises ExportError if that fails."""

@@ -47,6 +47,14 @@ class RunningStatistics(MemberNorm):
                 value = value.expand(members, *value.shape).clone()
             self.register_buffer(key, value)
 
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # One set of statistics, of an ensemble that has found its shared prefix, is every member's.
+        for key in ("running_mean", "running_var", "num_batches_tracked"):
+            mine, value = getattr(self, key), state.get(prefix + key)
+            if mine is not None and isinstance(value, Tensor) and value.dim() == mine.dim() - 1:
+                state[prefix + key] = value.expand_as(mine)
+        super()._load_from_state_dict(state, prefix, *rest)
+
     def freeze_statistics(self, frozen: bool = True) -> None:
         """Normalise by the running statistics in training too and leave them unchanged."""
         if frozen and self.running_mean is None:
@@ -94,7 +102,7 @@ class RunningStatistics(MemberNorm):
         Raises:
             InputError: if the shape does not fit, or one value per channel is left in training.
         """
-        return self.finish(self._once_for_all(x) if self.axis.current.once else self._normalised(x))
+        return self.finish(self._normalised(x))
 
     def _normalised(self, x: Tensor) -> Tensor:
         batch_statistics, tracked = self._what_to_use()
@@ -113,17 +121,6 @@ class RunningStatistics(MemberNorm):
         trains = self.training and not self.frozen_statistics
         has_running = self.running_mean is not None
         return trains or not has_running, trains and has_running and self.track_running_stats
-
-    def _once_for_all(self, x: Tensor) -> Tensor:
-        """Normalise x (B, C, …) by the first active member's statistics, and give them to all."""
-        start, stop = self.axis.current.start, self.axis.current.stop
-        with self.axis.running(start, start + 1, once=False):
-            y = self._normalised(x)
-        if self._what_to_use()[1]:
-            for buffer in (self.running_mean, self.running_var, self.num_batches_tracked):
-                if buffer is not None:  # past autograd, as the kernels write to them
-                    buffer.data[start + 1 : stop] = buffer.data[start]
-        return y
 
     def _averaging_factors(self) -> list[float]:
         """Count the batch and return the weight it has in each active member's running averages."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sigmanens.errors import ExportError, InputError
 from sigmanens.norms.kernels import each, scales_in_kernel
 from sigmanens.norms.kinds import stand_for
-from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.context import MemberAxis, MemberLayer
 
 HOOKS = (
     "_forward_hooks",
@@ -47,7 +47,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
     return copy.deepcopy(bare)
 
 
-class MemberNorm(nn.Module):
+class MemberNorm(MemberLayer):
     """A normalisation layer that knows the member axis. Base of σNorms and of kept batch norms.
 
     ``tail`` names the submodules (dropout, activation) that ``source`` applies last, in this order.
@@ -56,7 +56,6 @@ class MemberNorm(nn.Module):
 
     prefix = "Member"  # of the name of a class made for a source's class
 
-    axis: MemberAxis
     where: str
     channels_last: bool = False  # parameters align with the trailing dimensions, not dimension 1
     always_evaluates: bool = False  # .train() leaves the layer itself in evaluation mode
@@ -142,6 +141,26 @@ class MemberNorm(nn.Module):
         self._plain_statistics(norm, members)
         norm.training = self.training
         return norm
+
+    @torch.no_grad()
+    def become_plain(self) -> None:
+        """Be a norm of the source's own class from now on, with the first member's statistics.
+
+        It stays the object that it is, and so do its parameters, hooks, dropout and activation.
+        """
+        plain, own = self.plain(slice(0, 1)), dict(vars(self))
+        own_parameters = {k: p for k, p in self._parameters.items() if k in plain._parameters}
+        dtype = next((p.dtype for p in own_parameters.values() if p is not None), None)
+        for key, value in self._buffers.items():
+            if value is not None and plain._buffers.get(key) is not None:
+                plain._buffers[key] = value[0].to(dtype if value.dim() > 1 else None, copy=True)
+        plain.training &= not getattr(self, "frozen_statistics", False)
+        plain._parameters.update(own_parameters)
+        vars(self).clear()
+        vars(self).update(
+            vars(plain) | {key: own[key] for key in (*HOOKS, "_is_full_backward_hook", "_modules")}
+        )
+        self.__class__ = type(plain)  # type: ignore[assignment]
 
     def _blank(self) -> nn.Module:
         """A fresh copy of the template, its dropout and activation as they are now."""

@@ -8,6 +8,7 @@ backward pass, on a GPU in another thread: :func:`follow_backward` tells it the 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from sigmanens.errors import OutsidePassError
 from sigmanens.passes.trees import map_tensors
@@ -32,9 +34,10 @@ class Pass:
     held: int = 0  # members that the layers hold: M, or fewer in a compiled network
     memory: dict[Any, Any] | None = None  # what layers remember until the call ends
     perturbed: bool = False  # whether scales are changed so that members differ visibly (trials)
-    once: bool = False  # whether one pass over B rows stands for all members (the shared prefix)
+    split: bool = False  # whether members see rows of their own
+    once: bool = False  # whether the pass ends before the members part (the shared prefix alone)
     prefix: Any = None  # what records or replays the shared prefix
-    recorded: list[Any] | None = None  # results of the shared prefix that are there already
+    recorded: Any = None  # what the shared prefix gave for these inputs already
 
     @property
     def count(self) -> int:
@@ -50,10 +53,8 @@ class Pass:
 _current: ContextVar[Pass | None] = ContextVar("sigmanens_pass", default=None)
 
 
-def peek() -> Pass | None:
-    """The pass that runs in this thread and task, of whatever ensemble, or None."""
-    found = _current.get()
-    return found if found is not None and found.running else None
+class Reached(BaseException):
+    """Raised where the members part begins; not to be caught by networks."""
 
 
 class MemberAxis:
@@ -89,19 +90,22 @@ class MemberAxis:
         Raises:
             OutsidePassError: if none runs, or only one of another ensemble.
         """
-        if torch.compiler.is_compiling():
-            found = self.pinned
-        else:
-            found = _current.get()
-            if found is None or not found.running:
-                found = _in_backward() or found
-        if found is None or not found.running or found.axis is not self:
+        found = self.found
+        if found is None:
             raise OutsidePassError(
                 "a converted layer was called outside a pass of its ensemble, where it is not "
                 "known which member the rows belong to. Call ens(x), ens.predict(x) or "
                 "ens.features(x), or take the network of one member: ens.member(m)"
             )
         return found
+
+    @property
+    def found(self) -> Pass | None:
+        """The pass that runs, or None."""
+        found = self.pinned if torch.compiler.is_compiling() else _current.get()
+        if not torch.compiler.is_compiling() and (found is None or not found.running):
+            found = _in_backward()
+        return found if found is not None and found.running and found.axis is self else None
 
     @property
     def num_members(self) -> int:
@@ -116,8 +120,8 @@ class MemberAxis:
         """
         if torch.compiler.is_compiling():
             before, old = self.pinned, self.chosen
-            kept = {"start": old.start, "stop": old.stop, "running": old.running, "held": old.held}
-            self.pinned = made = Pass(self, **{**kept, **changes})
+            names = ("start", "stop", "running", "held", "split", "prefix")
+            self.pinned = made = Pass(self, **{**{n: getattr(old, n) for n in names}, **changes})
             try:
                 yield made
             finally:
@@ -126,7 +130,7 @@ class MemberAxis:
         made, pinned = replace(self.chosen, **changes), self.pinned
         token = _current.set(made)
         if pin:
-            self.pinned = Pass(self, made.start, made.stop, made.running, made.held)
+            self.pinned = replace(made, memory=None, recorded=None)
         try:
             yield made
         finally:
@@ -162,6 +166,17 @@ class MemberAxis:
         return memory[key]
 
 
+class MemberLayer(nn.Module):
+    """A layer that holds something of each member. The members part begins where one is called."""
+
+    axis: MemberAxis
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        if self.axis.current.once:  # before any hook runs
+            raise Reached
+        return super()._call_impl(*args, **kwargs)
+
+
 _KEPT = 32  # backward passes that one thread is taken to run side by side
 
 
@@ -189,13 +204,18 @@ def follow_backward(result: Any, made: Pass) -> None:
     Autograd works from the newest operation to the oldest. So the hook of a pass runs before all
     of its operations and after those of later passes. ``result`` holds tensors in any container.
     """
+    replayed = made.prefix  # held by the hooks alone, for passes are remembered for longer
+    known = None if replayed is None else weakref.proxy(replayed)
+    made = replace(made, memory=None, prefix=known, recorded=None, once=False)
+
+    def entered(_: torch.Tensor, held: Any = replayed) -> None:
+        _backward.enter(made)
 
     def watch(y: torch.Tensor, _: str) -> torch.Tensor:
         if y.requires_grad:
-            y.register_hook(lambda _: _backward.enter(made))
+            y.register_hook(entered)
         return y
 
-    made = replace(made, memory=None, prefix=None, recorded=None)
     map_tensors(watch, result)
 
 

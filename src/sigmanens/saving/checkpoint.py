@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from sigmanens.conversion.build import Converted, build
+from sigmanens.conversion.build import Converted, build, share
 from sigmanens.conversion.config import ConversionConfig
 from sigmanens.conversion.fingerprint import fingerprint, own_keys, shared_fingerprints, structure
 from sigmanens.conversion.plain import member
@@ -34,6 +34,7 @@ from sigmanens.saving.source import Source, find_source
 
 _VERSION = 4
 _JSON = "sigmanens.json"
+_MAYBE = ("task", "prefix")  # of a plan, None until they are known
 
 
 @dataclass(frozen=True)
@@ -235,29 +236,25 @@ def _like_the_saved(converted: Converted, saved: Mapping[str, Tensor]) -> None:
     converted.structure = structure(converted.network)
 
 
-def load_into(
-    network: nn.Module,
-    plan: ConversionConfig,
-    base_fingerprint: Mapping[str, int],
-    directory: str | Path,
-) -> Saved:
+def load_into(converted: Converted, directory: str | Path) -> Saved:
     """Put a saved state into a network, and return what the checkpoint says besides the tensors.
 
-    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. ``plan`` and ``base_fingerprint`` are those
-    of the network's own conversion. After an error the network is as it was.
+    See :meth:`sigmanens.SigmaEnsemble.load_checkpoint`. After an error the network is as it was.
     """
     folder = Path(directory)
+    network, plan = converted.network, converted.report.plan
     meta, saved, tensors = _read(folder)
-    for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", "task"):
+    for key in ("members", "layers", "head_name", "head", "init", "scale", "shift", *_MAYBE):
         mine, theirs = getattr(plan, key), getattr(saved.plan, key)
-        if mine != theirs and not (key == "task" and None in (mine, theirs)):
+        if mine != theirs and not (key in _MAYBE and None in (mine, theirs)):
             raise CheckpointError(
                 f"the checkpoint in {folder} is of another conversion: its {key} is {theirs!r}, "
                 f"this ensemble's {mine!r}. Convert alike, or use sigmanens.load(…, base=…)"
             )
-    _fill(
-        network, set(meta["shared"]), saved, tensors, shared_fingerprints(network), base_fingerprint
-    )
+    if plan.prefix is None and saved.plan.prefix:
+        share(converted, saved.plan.prefix)
+    ours, base = shared_fingerprints(network), converted.base_fingerprint
+    _fill(network, set(meta["shared"]), saved, tensors, ours, base)
     return saved
 
 

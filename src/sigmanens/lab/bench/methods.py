@@ -47,7 +47,7 @@ Builder = Callable[[Workshop], nn.Module]
 def _fixed_masks(shop: Workshop) -> nn.Module:
     """Its ``layers`` say which norms are masked; all are converted."""
     given = vars(shop.config.ensemble)
-    given = {k: v for k, v in given.items() if k not in ("members", "scale", "layers")}
+    given = {k: v for k, v in given.items() if k not in ("members", "scale", "layers", "prefix")}
     return baselines.fixed_masks(
         shop.base(), shop.members, generator=shop.generator(), **given | shop.options
     )
@@ -55,7 +55,7 @@ def _fixed_masks(shop: Workshop) -> nn.Module:
 
 def _film(shop: Workshop) -> nn.Module:
     given = vars(shop.config.ensemble) | {"generator": shop.generator()} | shop.options
-    options = {k: v for k, v in given.items() if k not in ("members", "scale", "shift")}
+    options = {k: v for k, v in given.items() if k not in ("members", "scale", "shift", "prefix")}
     return baselines.film_ensemble(shop.base(), shop.members, **options)
 
 
