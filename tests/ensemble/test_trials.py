@@ -273,6 +273,43 @@ def test_a_trial_leaves_everything_as_it_was() -> None:
     assert np.random.get_state()[1].tolist() == states[2]
 
 
+class Branches(Base):
+    """What all samples have in common decides for each."""
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return 2 * h if h.mean() > 0.9 else h  # on the batch of the trial nearly never
+
+
+class ReadsInputs(Base):
+    """Reads of what no member has computed, and whole numbers that find rows, as experts do."""
+
+    def forward(self, x: Any) -> Tensor:
+        h = torch.relu(self.norm(self.body(x)))
+        if (x != 0).all() and h.argmax(1).max().item() >= 0:
+            h = 2 * h
+        return self.head(h)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_forward_that_branches_on_members_numbers_runs_them_one_by_one(training: bool) -> None:
+    ens = sn.convert(randomise(Branches()), 3, init="normal", head="fresh").train(training)
+    alone = copy.deepcopy(ens)
+    alone.schedule = "sequential"
+    with pytest.warns(sn.SigmaNensWarning, match="reads a number that a member has computed"):
+        ens(torch.randn(5, 6))
+    alone(torch.randn(5, 6))
+    alone.load_state_dict(ens.state_dict())
+    for _ in range(20):
+        x = 3 * torch.randn(5, 6)
+        assert torch.equal(ens(x), alone(x))
+
+
+def test_reads_that_no_member_decides_leave_members_folded() -> None:
+    ens = sn.convert(randomise(ReadsInputs()), 3, init="normal", head="fresh").eval()
+    ens(torch.randn(5, 6))
+    assert "3 of 3 members in a pass" in " ".join(ens.report.notes)
+
+
 def test_hooks_see_all_members_for_all_samples() -> None:
     base = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),

@@ -184,7 +184,7 @@ def test_a_finished_study_is_extended_without_doing_anything_twice(
     with pytest.raises(RunError, match="another configuration"):
         run_bench(other, folder, resume=True)
     own = replace(TINY, settings={"film": {"recipe.lr": 0.2}})
-    with pytest.raises(RunError, match="film was trained in .* with other settings"):
+    with pytest.raises(RunError, match=r"film was trained in .* with other settings"):
         run_bench(own, folder, resume=True)
     fewer = replace(TINY, measure=replace(TINY.measure, resamples=60))
     with pytest.raises(RunError, match="--remeasure"):

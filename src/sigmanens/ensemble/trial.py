@@ -2,7 +2,8 @@
 
 A trial runs a copy of the network on copies of the inputs. So it changes nothing: no parameter,
 buffer, attribute, input or random state of the user's. It compares folded members with members one
-by one, in the mode of the call. Where it fails or sees a difference, members run one by one.
+by one, in the mode of the call. Where it fails, sees a difference, or sees the network branch on
+what members computed, members run one by one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.inputs import Inputs
@@ -24,7 +26,7 @@ from sigmanens.ensemble.passing import run_pass
 from sigmanens.norms import MemberNorm
 from sigmanens.norms.member import HOOKS
 from sigmanens.norms.scales import is_sharded
-from sigmanens.passes.context import MemberAxis
+from sigmanens.passes.context import MemberAxis, MemberLayer
 from sigmanens.passes.sharing import DRAWS
 from sigmanens.passes.trees import join, map_tensors, tensors
 from sigmanens.seeding import device_of, generator_states, own_random_state, seed_device
@@ -86,15 +88,17 @@ def _compare(
     changes: dict[str, Any] = {"perturbed": True, "memory": None}
     try:
         with twin_of(network, mode) as twin, _row_bytes(twin) as row_bytes:
-            restore = restorer(twin)
+            restore, reads = restorer(twin), _Reads()
             one_by_one = []
             for m in range(members):
                 restore()
-                with draws.start(twin):
+                with draws.start(twin), reads.watch(twin) if m == 0 else nullcontext():
                     one_by_one.append(run_pass(twin, axis, inputs.copied(), m, m + 1, **changes))
             expected = join(one_by_one, [1] * members)
     except Exception:  # what the network cannot do on such a batch is for its own call to say
         return None
+    if reads.found:
+        return Verdict(_READ, max(row_bytes), divisible=False)
     divisible = {len(t[0]) for _, t in tensors(expected) if t.dim() > 1} <= {inputs.size}
     problem: str | None
     try:
@@ -104,6 +108,50 @@ def _compare(
     except Exception as e:
         problem = (str(e) or type(e).__name__).splitlines()[0]
     return Verdict(problem, max(row_bytes), divisible)
+
+
+_READ = (
+    "the network reads a number that a member has computed into Python, such as `if h.mean() > 1`, "
+    "by which one member would decide for all"
+)
+
+
+class _Reads(TorchDispatchMode):
+    """Sees whether a pass reads numbers or truth values into Python that follow from members.
+
+    They follow from the results of the members' layers. Whole numbers do not count: by these,
+    networks find rows, such as those of an expert.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+        self._of_members: Any = WeakTensorKeyDictionary()
+
+    @contextmanager
+    def watch(self, network: nn.Module) -> Iterator[None]:
+        """One pass of a copy of the network."""
+        with ExitStack() as handles:
+            for layer in (m for m in network.modules() if isinstance(m, MemberLayer)):
+                hook = layer.register_forward_hook(lambda _, __, result: self._mark(result))
+                handles.callback(hook.remove)
+            handles.enter_context(self)
+            yield
+
+    def _mark(self, tree: Any) -> None:
+        for _, t in tensors(tree):
+            self._of_members[t] = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        follows = any(t in self._of_members for _, t in tensors((args, kwargs or {})))
+        if follows and func is torch.ops.aten._local_scalar_dense.default:
+            self.found |= args[0].dtype == torch.bool or args[0].is_floating_point()
+        result = func(*args, **(kwargs or {}))
+        if follows:
+            self._mark(result)
+        return result
 
 
 @contextmanager
