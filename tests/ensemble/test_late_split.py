@@ -195,8 +195,14 @@ def quiet(name: str, network: nn.Module) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("way", ["folded", "sequential", 2, "backward"])
-@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(n, w, marks=[pytest.mark.slow] if "torchvision" in n and w != "folded" else [])
+        for n in CUTS
+        for w in ("folded", "sequential", 2, "backward")
+    ],
+)
 def test_values_gradients_and_statistics_are_those_of_one_network_and_its_members(
     name: str, way: str | int
 ) -> None:
@@ -301,7 +307,7 @@ def test_where_only_members_train_the_shared_norms_stay_as_they_are(tmp_path: Pa
 
 
 def test_files_hold_the_first_part_once(tmp_path: Path) -> None:
-    make, layers, inputs = SPLITS["torchvision EfficientNet"]
+    make, layers, inputs = SPLITS["timm ResNet"]
     ens = apart(sn.convert(randomise(make()), MEMBERS, layers=layers, init="preserve"))
     x = inputs()
     train(ens, x, "folded")
@@ -321,7 +327,8 @@ def test_files_hold_the_first_part_once(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("make", [Random, Layers])
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("way", ["folded", "sequential", 2, "backward"])
+@pytest.mark.parametrize("way", ["folded", 2, pytest.param("sequential", marks=pytest.mark.slow),
+                                 pytest.param("backward", marks=pytest.mark.slow)])  # fmt: skip
 def test_compiled_networks_run_the_first_part_once(way: str | int, whole: bool, make: Any) -> None:
     torch._dynamo.reset()
     ens = apart(sn.convert(randomise(make()), MEMBERS, layers="last", init="preserve"))
