@@ -4,6 +4,11 @@
 Modulation" (arXiv 2607.23860).
 """
 
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
 from sigmanens import diversity, errors
 from sigmanens.conversion import rules
 from sigmanens.conversion.audit import ConversionReport
@@ -12,11 +17,14 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert, convert_
 from sigmanens.ensemble.ensemble import SigmaEnsemble, load
 from sigmanens.ensemble.prediction import Prediction
-from sigmanens.errors import SigmaNensError, SigmaNensWarning
+from sigmanens.errors import MissingPackageError, SigmaNensError, SigmaNensWarning
 from sigmanens.export.onnx import export_onnx
 from sigmanens.export.program import export_program
 from sigmanens.training.groups import check_optimizer, param_groups
 from sigmanens.training.loss import EnsembleLoss
+
+if TYPE_CHECKING:
+    from sigmanens.lab.predicting import TrainedRun
 
 __version__ = "0.1.0"
 
@@ -38,6 +46,25 @@ __all__ = [
     "export_onnx",
     "export_program",
     "load",
+    "load_run",
     "param_groups",
     "rules",
 ]
+
+
+def load_run(folder: str | PathLike[str]) -> TrainedRun:
+    """Open a finished run of ``sigmanens train``, to predict new inputs with its ensemble.
+
+    ``sn.load_run("runs/pets").predict("photos").rows()`` names a class, its probability, and the
+    entropies in nats, for each picture below a folder.
+
+    Raises:
+        RunError: if the folder holds no finished run. CheckpointError: if its checkpoint does not
+            fit. ConfigError, DataError: if its network cannot be built, or its weights are gone.
+            MissingPackageError: without the extra ``lab``.
+    """
+    try:
+        from sigmanens.lab.predicting import TrainedRun
+    except ModuleNotFoundError as e:
+        raise MissingPackageError(f"load_run needs {e.name}: pip install 'sigmanens[lab]'") from e
+    return TrainedRun.load(folder)

@@ -7,6 +7,7 @@ logits are in :mod:`sigmanens.evaluation.ood`, those of features in
 """
 
 from sigmanens.evaluation import (
+    abstention,
     calibration,
     comparison,
     diversity,
@@ -23,6 +24,7 @@ from sigmanens.evaluation import (
     summary,
     vim,
 )
+from sigmanens.evaluation.abstention import Abstention, fit_abstention
 from sigmanens.evaluation.calibration import (
     apply_temperature,
     calibrated_nll,
@@ -61,6 +63,7 @@ from sigmanens.evaluation.vim import ViM
 
 __all__ = [
     "KNN",
+    "Abstention",
     "Difference",
     "Equivalent",
     "FeatureScore",
@@ -70,6 +73,7 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "ViM",
+    "abstention",
     "accuracy",
     "adaptive_ece",
     "apply_temperature",
@@ -92,6 +96,7 @@ __all__ = [
     "ece_interval",
     "equivalent",
     "feature_score",
+    "fit_abstention",
     "fit_temperature",
     "fpr_at_tpr",
     "holm",

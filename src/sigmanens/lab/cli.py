@@ -1,4 +1,4 @@
-"""The command line: ``sigmanens demo | train | evaluate | sweep | bench | report | export | …``.
+"""The command line: ``sigmanens demo | train | predict | evaluate | sweep | bench | report | …``.
 
 Exit status 0; 2 for wrong usage, be it an option or a configuration file; 1 for a failure; 130 when
 interrupted. The reason is one line.
@@ -14,15 +14,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 # Read when ``datasets`` is imported: its progress bars would stand among the results.
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import OpenUnitInterval, PositiveInt
 
 from sigmanens import __version__
-from sigmanens.errors import ConfigError, RunError, SigmaNensError
+from sigmanens.errors import ConfigError, RunError, SigmaNensError, SigmaNensWarning
 from sigmanens.lab.bench.config import PRESETS, BenchConfig, preset_path
 from sigmanens.lab.config import DemoConfig, TrainConfig
 from sigmanens.lab.explain import ExplainConfig
@@ -66,6 +67,7 @@ def train(config: Namespace, command: str) -> None:
     metrics = train_run(TrainConfig.from_dict(plain), out, resume=config.resume, command=command)
     _tell(metrics, out)
     print(f"Members on disk: {metrics['checkpoint_bytes']:,} bytes in {out / 'checkpoint'}")
+    print(f"New inputs: sigmanens predict {shlex.quote(str(out))} FILES")
 
 
 def evaluate(config: Namespace, command: str) -> None:
@@ -92,6 +94,34 @@ def evaluate(config: Namespace, command: str) -> None:
         print(json.dumps(metrics["rows"][0], allow_nan=False))
     else:
         Console().print(console_table(metrics))
+
+
+def predict(config: Namespace, command: str) -> None:
+    """Predict new pictures or texts with a finished training: class, probability, uncertainty."""
+    from sigmanens.lab.predicting import TrainedRun, told_inputs
+    from sigmanens.lab.runs import write_file
+
+    out, page = (None if p is None else Path(p) for p in (config.out, config.page))
+    for path, option in ((out, "--out"), (page, "--page")):
+        if path is not None and path.exists():
+            raise RunError(f"{path} exists already; give another {option}")
+    run = TrainedRun.load(config.run)
+    given = told_inputs(config.inputs, sys.stdin, run.inputs["kind"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SigmaNensWarning)  # what it would say is said below
+        answers = run.predict(given, abstain_at_risk=config.abstain_at_risk)
+    if answers.abstention is not None:
+        print(f"sigmanens predict: {answers.abstention}", file=sys.stderr)
+    if config.least_certain is not None:
+        answers = answers.least_certain(config.least_certain)
+    if page is not None:
+        print(f"Page: {answers.write_page(page)}", file=sys.stderr)
+    text = answers.text(config.format)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_file(out, text.encode())
+        print(f"{out}: {len(answers)} predictions")
 
 
 def bench(config: Namespace, command: str) -> None:
@@ -231,6 +261,30 @@ def _parser() -> ArgumentParser:
     sub.add_argument("--members", type=int | None, default=None, help="first k members only")
     sub.add_argument("--json", action="store_true", help="print the row as JSON")
 
+    sub = add(predict, "RUN INPUT [INPUT ...] [options]")
+    sub.add_argument("run", type=str, help=_TRAINED)
+    sub.add_argument(
+        "inputs", type=str, nargs="+",
+        help="pictures and folders of them, or .csv, .jsonl and .txt files of texts; - reads one "
+        "path or text from each line of standard input",
+    )  # fmt: skip
+    sub.add_argument("--format", type=Literal["csv", "jsonl"], default="csv", help="of the result")
+    sub.add_argument(
+        "--out", type=str | None, default=None, help="new file; standard output if not given"
+    )
+    sub.add_argument(
+        "--least-certain", type=PositiveInt | None, default=None,
+        help="only the N inputs of highest entropy, the highest first: what to look at or label",
+    )  # fmt: skip
+    sub.add_argument(
+        "--page", type=str | None, default=None,
+        help="new .html file that shows the inputs of the result, with small pictures",
+    )  # fmt: skip
+    sub.add_argument(
+        "--abstain-at-risk", type=OpenUnitInterval | None, default=None,
+        help="abstain so that at most this share of the answers is wrong, with confidence 0.95",
+    )  # fmt: skip
+
     named = f"--preset NAME stands for the YAML file of one of: {', '.join(PRESETS)}."
     _study_arguments(add(bench, "--preset NAME --out DIR [options]", named))
 
@@ -317,7 +371,9 @@ def _with_recipe(arguments: list[str]) -> list[str]:
     return ["train", "--recipe", name, *arguments[1:]]
 
 
-COMMANDS = {f.__name__: f for f in (demo, train, evaluate, bench, sweep, report, explain, export)}
+COMMANDS = {
+    f.__name__: f for f in (demo, train, predict, evaluate, bench, sweep, report, explain, export)
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

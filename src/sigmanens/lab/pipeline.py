@@ -23,7 +23,7 @@ from sigmanens.lab.backbones.registry import pretrained_classes
 from sigmanens.lab.bench.config import BenchConfig, MeasureConfig, Variant
 from sigmanens.lab.bench.gather import gather
 from sigmanens.lab.bench.material import check_trained_head, load_material, unread
-from sigmanens.lab.bench.measure import measure_outcome
+from sigmanens.lab.bench.measure import measure_outcome, prediction_name
 from sigmanens.lab.bench.methods import Outcome, builder_of
 from sigmanens.lab.bench.runner import do_trial, progress
 from sigmanens.lab.bench.trials import Trial
@@ -114,6 +114,8 @@ def train_run(
         tensors |= load_file(folder / "predictions.safetensors")
     write_tensors(run.path("predictions.safetensors"), tensors)
     write_report(metrics, run.path("report.html"))
+    told = {"version": 1, "predictions": prediction_name(metrics["rows"][-1])}
+    run.write_json("inputs.json", told | dict(shop.material.inputs))
     run.write_metrics(metrics)
     shutil.rmtree(run.path("training"), ignore_errors=True)
     return metrics

@@ -24,7 +24,10 @@ from sigmanens.errors import ConfigError, RunError
 from sigmanens.lab.plain import dump_json, to_json
 from sigmanens.saving.checkpoint import write_atomic
 
-RUN_FILES = ("config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html")
+RUN_FILES = (
+    "config.yaml", "metrics.json", "inputs.json", "predictions.safetensors", "checkpoint",
+    "report.html",
+)  # fmt: skip
 
 
 class Run:
@@ -98,7 +101,11 @@ class Run:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``; numbers that are not finite become null."""
-        write_file(self.path("metrics.json"), (dump_json(to_json(metrics)) + "\n").encode())
+        self.write_json("metrics.json", metrics)
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run; numbers that are not finite become null."""
+        write_file(self.path(name), (dump_json(to_json(values)) + "\n").encode())
 
 
 def write_file(path: Path, payload: bytes) -> None:
@@ -154,6 +161,29 @@ def read_config(folder: Path) -> dict[str, Any]:
         RunError: if the folder holds no run.
     """
     return dict(_read(folder, "config.yaml", yaml.safe_load))
+
+
+def read_inputs(folder: Path) -> dict[str, Any]:
+    """``inputs.json`` of a run: how new inputs are read, and the names of the classes.
+
+    Raises:
+        RunError: if the folder holds no finished run of ``sigmanens train`` that has it.
+    """
+    read_metrics(folder)
+    if not (Path(folder) / "inputs.json").exists():
+        raise RunError(
+            f"{folder} has no inputs.json: it is a study, or an older release trained it. Train "
+            "again with 'sigmanens train'"
+        )
+    found = dict(_read(folder, "inputs.json", json.loads))
+    if found.get("version") != 1:
+        raise RunError(f"{folder}/inputs.json has version {found.get('version')}; expected 1")
+    return found
+
+
+def network_seed(seed: int, index: int = 0) -> int:
+    """Seed of network number ``index`` of a training with this seed."""
+    return 100 * seed + index
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sigmanens.lab.backbones.cifar_resnet import cifar_resnet, digits_net
 from sigmanens.lab.backbones.efficientnet_lite import LITE0_CLASSES, efficientnet_lite0
 from sigmanens.lab.backbones.resnet import resnet18, resnet50
 from sigmanens.lab.backbones.tokens import token_classifier
+from sigmanens.lab.backbones.weights import load_weights
 from sigmanens.lab.backbones.wide_resnet import wrn28_10
 from sigmanens.lab.config import ModelConfig
 from sigmanens.lab.plugins import imported, is_import
@@ -89,6 +90,16 @@ def drawn_backbone(model: ModelConfig, classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_backbone(model.name, **({"num_classes": classes} | model.options))
+
+
+def base_network(model: ModelConfig, classes: int, seed: int) -> nn.Module:
+    """The network of :func:`drawn_backbone` with the weights that the configuration names.
+
+    Raises:
+        ConfigError, DataError: as :func:`build_backbone` and ``load_weights``.
+    """
+    network = drawn_backbone(model, classes, seed)
+    return load_weights(network, model.weights) if model.weights else network
 
 
 def _own(network: Any, name: str) -> nn.Module:

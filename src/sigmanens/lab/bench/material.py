@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +44,8 @@ class Material:
         corrupted: positions (n,) of those test examples, by the names it knows.
         names: what the sets are called, for the record.
         positions: places of the "train" and "validation" examples in the training split.
+        inputs: the names of the classes, and how an input becomes what the network takes: what
+            ``inputs.json`` of a run holds (:mod:`sigmanens.lab.predicting`).
         padding: number of the padding token, of texts.
     """
 
@@ -56,6 +58,7 @@ class Material:
     names: Mapping[str, Any] = field(default_factory=dict)
     padding: int | None = None
     positions: Mapping[str, list[int]] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def located(config: BenchConfig) -> DataConfig:
@@ -160,11 +163,12 @@ def _material(data: str, measure: str, seed: int) -> Material:
         corrupt = picture_corrupter(config, rows) if rows else None
     elif rows:
         corrupt = text_corrupter(config, sets.test, rows)
+    test = _labelled(sets.test)
     return Material(
         train=_labelled(sets.train),
         data=EvaluationData(
             _labelled(sets.validation),
-            _labelled(sets.test),
+            test,
             {name: examples.normalized() for name, examples in sets.ood.items()},
         ),
         classes=len(sets.classes),
@@ -182,7 +186,21 @@ def _material(data: str, measure: str, seed: int) -> Material:
         },
         padding=getattr(sets.test, "padding", None),
         positions=positions,
+        inputs={"classes": list(sets.classes)} | _reading(config, sets.test, test.images.shape),
     )
+
+
+def _reading(
+    config: DataConfig, examples: PictureSet | TokenSet, shape: Sequence[int]
+) -> dict[str, Any]:
+    """How examples are read, (N, C, H, W) or (N, L), with what the configuration leaves open."""
+    if isinstance(examples, TokenSet):
+        found: dict[str, Any] = {"kind": "texts", "column": examples.column}
+        kept: tuple[str, ...] = ("tokenizer", "length")
+    else:
+        found = {"kind": "pictures", "size": list(shape[2:])}
+        kept = ("channels", "crop", "mean", "std")
+    return found | {key: getattr(config, key) for key in kept}
 
 
 def _labelled(examples: PictureSet | TokenSet) -> Labelled:
@@ -191,7 +209,7 @@ def _labelled(examples: PictureSet | TokenSet) -> Labelled:
 
 def _digits(seed: int, count: int) -> Material:
     """Few handwritten digits seen through noise, and the same at five severities."""
-    from sigmanens.lab.digits import digits_sets, noisy
+    from sigmanens.lab.digits import SIDE, digits_sets, noisy
 
     digits = digits_sets(train=count, seed=seed)
     generator = torch.Generator().manual_seed(1000 + seed)
@@ -218,5 +236,14 @@ def _digits(seed: int, count: int) -> Material:
             "validation": len(validation.labels),
             "test": len(test.labels),
             "ood": {name: len(images) for name, images in digits.ood.items()},
+        },
+        inputs={
+            "classes": list(digits.classes),
+            "kind": "pictures",
+            "size": [SIDE, SIDE],
+            "channels": 1,
+            "crop": None,
+            "mean": None,
+            "std": None,
         },
     )

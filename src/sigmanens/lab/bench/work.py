@@ -16,12 +16,11 @@ from sigmanens.diversity import Diversity
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.errors import RunError
-from sigmanens.lab.backbones import load_weights
-from sigmanens.lab.backbones.registry import drawn_backbone
+from sigmanens.lab.backbones.registry import base_network
 from sigmanens.lab.bench.config import BenchConfig
 from sigmanens.lab.bench.material import Material, check_padding
 from sigmanens.lab.bench.trials import Trial
-from sigmanens.lab.runs import write_tensors
+from sigmanens.lab.runs import network_seed, write_tensors
 from sigmanens.lab.training import TrainingResult, drawn, train_network
 from sigmanens.training.loss import EnsembleLoss
 
@@ -66,7 +65,7 @@ class Workshop:
 
     def seed(self, index: int = 0) -> int:
         """Of network number ``index``; ensembles on one backbone use number 0."""
-        return 100 * self.trial.seed + index
+        return network_seed(self.trial.seed, index)
 
     def generator(self) -> torch.Generator:
         """Source of scales, masks and heads."""
@@ -80,9 +79,9 @@ class Workshop:
                 ``build_backbone``.
         """
         model = self.config.model
-        network = drawn_backbone(model, self.material.classes, self.seed(index))
+        network = base_network(model, self.material.classes, self.seed(index))
         check_padding(network, self.material.padding, model.name)
-        return load_weights(network, model.weights) if model.weights else network
+        return network
 
     def convert(self, **changes: Any) -> SigmaEnsemble:
         """A σN-Ens as the study asks for it, but for ``changes``."""

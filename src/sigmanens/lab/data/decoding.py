@@ -77,6 +77,7 @@ def decoded(
     if record is None or (record["bytes"] is None and record["path"] is None):
         raise DataError(f"{where} is missing.")
     encoded = record["bytes"]
+    where += f" ({record['path']})" if record["path"] else ""
     try:
         with Image.open(record["path"] if encoded is None else io.BytesIO(encoded)) as picture:
             if picture.mode[0] in "IF":
@@ -89,6 +90,5 @@ def decoded(
     except DataError:
         raise
     except Exception as error:  # a damaged file may raise anything
-        file = f" ({record['path']})" if record["path"] else ""
-        raise DataError(f"{where}{file} cannot be decoded: {error}") from error
+        raise DataError(f"{where} cannot be decoded: {error}") from error
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -27,6 +27,7 @@ class TokenSet(LabelledSet):
         padding: number of the padding token.
         name: what the set is called in messages and results.
         texts: what was encoded.
+        column: where they stand in the split.
         positions: place of each text in the split that it comes from (N,), int64; None: not known.
 
     Raises:
@@ -40,6 +41,7 @@ class TokenSet(LabelledSet):
     name: str = "texts"
     texts: tuple[str, ...] = ()
     positions: Tensor | None = None
+    column: str = "text"
 
     def __post_init__(self) -> None:
         tokens, labels = self.tokens, self.labels
@@ -150,5 +152,5 @@ def load_texts(
         raise DataError(f"{name}: row {texts.index(None)} has no text.")
     return TokenSet(
         encode(texts, tokenizer, length), labels, names, tokenizer.pad_token_id, name,
-        tuple(texts), places,
+        tuple(texts), places, texts_in,
     )  # fmt: skip
