@@ -165,7 +165,8 @@ def _beside(config: TrainConfig, classes: int, head: str) -> dict[Trial, list[st
 
 def _do(study: BenchConfig, trial: Trial, folder: Path, rows: list[str], console: Console) -> None:
     """One training: a bar on a terminal, a line for each epoch in a file."""
-    total, name, done = study.recipe.epochs, rows[-1], 0
+    total = study.changed(trial.variant, trial.method).recipe.epochs
+    name, done = rows[-1], 0
 
     def told(advance: Callable[[float], None], cost: float) -> None:
         nonlocal done
