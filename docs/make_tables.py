@@ -73,7 +73,9 @@ def readme() -> str:
     text = README.read_text(encoding="utf-8")
     output = printed(json.loads((RESULTS / "digits-demo" / "metrics.json").read_text("utf-8")))
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
+    transfer = json.loads((RESULTS / "transfer-tiny20" / "metrics.json").read_text("utf-8"))
     blocks = {
+        "transfer": "\n".join(transfer_tables.table(transfer, transfer_tables.COLUMNS[:-2])),
         "demo": f"```\n{output}\n```",
         "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False)),
     }

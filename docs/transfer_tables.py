@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,11 @@ def page(results: Path) -> str | None:
     return "\n".join(parts)
 
 
-def table(metrics: Mapping[str, Any]) -> list[str]:
+COLUMNS = ("size", "accuracy", "ECE", "NLL (T)", "less best single", "less four networks",
+           "worth", "training s")  # fmt: skip
+
+
+def table(metrics: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> list[str]:
     """Lines of a table: every method by its NLL, beside the best single network and all of them."""
     study = read_study(metrics)
     singles = [g for g in study.groups if g.method == _ONE[0] and g.members == 1]
@@ -59,22 +63,19 @@ def table(metrics: Mapping[str, Any]) -> list[str]:
     )
     size = one.row["params"]
     kept = {g.key: survivors(study, g, "nll_calibrated") for g in (one, many)}
-    lines = [
-        "| method | size | accuracy | ECE | NLL (T) | less best single | less four networks "
-        "| worth | training s |",
-        "| --- " * 9 + "|",
-    ]
+    lines = [f"| method | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
     shown = [g for g in study.groups if g.method != "single"]  # its row has the same NLL (T)
     for group in sorted(shown, key=lambda g: _mean(g, "nll_calibrated")):
         cells = [
-            group.label + (" — best single" if group is one else ""),
             f"{group.row['params'] / size:.2f} ×",
             *(str(group.stat(key)) for key in ("accuracy", "ece", "nll_calibrated")),
             *(_against(study, group, other, group.key in kept[other.key]) for other in (one, many)),
             _worth(group, many),
             group.stat("train_seconds").text(0),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        shown_cells = [c for name, c in zip(COLUMNS, cells, strict=True) if name in columns]
+        name = group.label + (" — best single" if group is one else "")
+        lines.append(f"| {' | '.join([name, *shown_cells])} |")
     return lines
 
 

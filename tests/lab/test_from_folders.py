@@ -145,6 +145,7 @@ def test_texts_with_words_for_labels(
         tmp_path / "run",
     )  # fmt: skip
     assert found["rows"][-1]["classes"] == 2
+    assert {row["head"] for row in found["rows"]} == {"fresh"}  # the reference's, too
     assert "one seed" in capsys.readouterr().out
     evaluated(tmp_path / "run", found, capsys)
     exported(tmp_path / "run", capsys)

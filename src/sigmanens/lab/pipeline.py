@@ -148,15 +148,17 @@ def _beside(config: TrainConfig, classes: int, head: str) -> dict[Trial, list[st
         known = None if model.weights else pretrained_classes(model.name)
         new = head == "fresh" or known not in (None, classes)
         controls = ["single_finetuned" if model.pretrained and new else "single"]
-    own_head = head == "fresh" and "single_finetuned" in controls
+    trained = "single_finetuned" if model.pretrained else "single"  # the row of such a network
+    starts = model.pretrained or config.data.tokenizer is not None  # encoders have their weights
+    own_head = head == "fresh" and starts and trained in controls
     plain = [c for c in controls if c.startswith("single")]
     found: dict[Trial, list[str]] = {}
     if own_head:
-        plain.remove("single_finetuned")
+        plain.remove(trained)
     if plain:
         found[Trial(config.seed, "separate", 1)] = plain
     if own_head:
-        found[Trial(config.seed, "separate", 1, variant=_OWN_HEAD)] = ["single_finetuned"]
+        found[Trial(config.seed, "separate", 1, variant=_OWN_HEAD)] = [trained]
     if "sigmanens_lambda0" in controls:
         trial = Trial(config.seed, "sigmanens_lambda0", config.ensemble.members)
         found[trial] = ["sigmanens_lambda0"]
