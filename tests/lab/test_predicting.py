@@ -91,7 +91,7 @@ def test_a_run_says_how_inputs_are_read(run: TrainedRun, reader: TrainedRun, roo
         "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4],
     }  # fmt: skip
     assert reader.inputs == {
-        "version": 1, "predictions": "sigmanens_m2_tau1", "classes": ["happy", "sad"],
+        "version": 1, "predictions": "sigmanens_lambda0_m2", "classes": ["happy", "sad"],
         "kind": "texts", "column": "text", "tokenizer": str(root / "bert"), "length": 8,
     }  # fmt: skip
 
