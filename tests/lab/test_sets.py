@@ -97,7 +97,7 @@ def test_without_a_limit_the_rest_is_trained_on(folder: Path) -> None:
 def test_what_contradicts_itself_is_named(
     folder: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         load_sets(config(folder, **changes))
 
 
