@@ -272,7 +272,7 @@ class Counting(Branching):
 
 
 def test_a_network_that_does_not_export_itself_is_told_apart() -> None:
-    ens = sn.convert(Branching(nn.LayerNorm(4)), 2)
+    ens = sn.convert(Branching(nn.LayerNorm(4)), 2, schedule="sequential")
     with pytest.raises(ExportError) as caught:
         sn.export_program(ens, torch.randn(2, 4))
     text = str(caught.value)
@@ -296,7 +296,8 @@ def test_a_member_that_does_not_export_is_told_apart() -> None:
 
 
 def test_without_a_plain_form_the_error_says_so() -> None:
-    ens = sn.convert(Branching(nn.RMSNorm(4)), 2, init="normal", shift=True)
+    norm = nn.RMSNorm(4)
+    ens = sn.convert(Branching(norm), 2, init="normal", shift=True, schedule="sequential")
     with torch.no_grad():
         ens.network.norm.shift.fill_(0.5)
     with pytest.raises(ExportError, match=r"No plain Branching .* cannot carry"):

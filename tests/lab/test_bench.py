@@ -354,7 +354,7 @@ def test_what_is_trained() -> None:
         ({"options": {"magic": {}}}, "magic"),
         ({"variants": {"a": Variant(change={"recipe.nothing": 1})}}, r"recipe\.nothing"),
         ({"variants": {"a": Variant(method="magic")}}, "magic"),
-        ({"settings": {"mimo": {"recipe.lr": 0.1}}}, "'mimo', which the study does not train"),
+        ({"settings": {"magic": {"recipe.lr": 0.1}}}, "settings has 'magic'"),
         ({"settings": {"film": {"recipe.no": 0.1}}}, r"settings of 'film' changes 'recipe\.no'"),
     ],
 )

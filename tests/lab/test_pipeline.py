@@ -158,7 +158,8 @@ def numbers(value: Any, prefix: str = "") -> dict[str, float]:
 
 def test_a_run_holds_everything(scratch: Done) -> None:
     assert {path.name for path in scratch.folder.iterdir()} == {
-        "config.yaml", "metrics.json", "predictions.safetensors", "checkpoint", "report.html",
+        "config.yaml", "metrics.json", "inputs.json", "predictions.safetensors", "checkpoint",
+        "report.html",
     }  # fmt: skip
     assert TrainConfig.from_dict(read_config(scratch.folder)) == scratch.config
     stored = read_metrics(scratch.folder)

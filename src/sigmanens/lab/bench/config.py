@@ -172,8 +172,8 @@ class BenchConfig:
                 "(heads of a norm and a Linear) or nothing (the plain network)"
             )
         for method in self.settings:
-            if method not in named:
-                raise ConfigError(f"settings has {method!r}, which the study does not train")
+            if method not in METHODS and method not in named:
+                raise ConfigError(f"settings has {method!r}; expected any of {', '.join(METHODS)}")
             changed = self.changed("", method)
             replace(changed, settings={}, variants={}).check()
         for name in self.variants:
