@@ -60,14 +60,16 @@ def train(config: Namespace, command: str) -> None:
     """Convert a network, fine-tune or train it, measure it beside its controls, save it."""
     from sigmanens.lab.pipeline import train_run
 
-    plain = config.as_dict()
-    for key in ("config", "out", "resume"):
-        plain.pop(key, None)
-    out = Path(config.out)
+    out, plain = Path(config.out), _training(config)
     metrics = train_run(TrainConfig.from_dict(plain), out, resume=config.resume, command=command)
     _tell(metrics, out)
     print(f"Members on disk: {metrics['checkpoint_bytes']:,} bytes in {out / 'checkpoint'}")
     print(f"New inputs: sigmanens predict {shlex.quote(str(out))} FILES")
+
+
+def _training(config: Namespace) -> dict[str, Any]:
+    """The options of ``train`` that are keys of its configuration."""
+    return {k: v for k, v in config.as_dict().items() if k not in ("config", "out", "resume")}
 
 
 def evaluate(config: Namespace, command: str) -> None:
@@ -354,19 +356,17 @@ def _with_files(arguments: list[str]) -> list[str]:
     return found
 
 
-def _with_recipe(arguments: list[str]) -> list[str]:
-    """For a training that names pretrained weights and no recipe, the recipe that suits them."""
+def _with_recipe(parser: ArgumentParser, arguments: list[str]) -> list[str]:
+    """For a training from trained weights that names no recipe, the recipe that suits them."""
     chosen = {argument.partition("=")[0] for argument in arguments}
     if arguments[:1] != ["train"] or chosen & {"--recipe", "--config", "--help", "-h"}:
         return arguments
     asked = [a for a in arguments[1:] if not a.startswith("--print_config")]
-    config: Any = _parser().parse_args(["train", "--out", "", *asked]).train
-    if config.data.tokenizer is not None:  # encoders of transformers come with their weights
-        name = "finetune-texts"
-    elif config.model.weights or (config.model.options or {}).get("pretrained"):
-        name = "finetune"
-    else:
+    parsed: Any = parser.parse_args(["train", "--out", "", *asked])
+    config = TrainConfig.from_dict(_training(parsed.train))
+    if not config.starts_trained:
         return arguments
+    name = "finetune" if config.data.tokenizer is None else "finetune-texts"
     print(f"recipe: {name}, for pretrained weights (--recipe NAME takes another)", file=sys.stderr)
     return ["train", "--recipe", name, *arguments[1:]]
 
@@ -381,7 +381,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["sigmanens", *arguments])
     try:
-        config: Any = _parser().parse_args(_with_files(_with_recipe(arguments)))
+        parser = _parser()
+        config: Any = parser.parse_args(_with_files(_with_recipe(parser, arguments)))
     except ConfigError as e:
         print(f"sigmanens: {e}", file=sys.stderr)
         return 2

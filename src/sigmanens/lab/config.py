@@ -355,6 +355,11 @@ class TrainConfig:
                 )
 
     @property
+    def starts_trained(self) -> bool:
+        """Whether the network has trained weights; encoders of texts come with theirs."""
+        return self.model.pretrained or self.data.tokenizer is not None
+
+    @property
     def tau(self) -> float:
         """τ of this training."""
         return self.diversity.tau_for(self.model.pretrained)

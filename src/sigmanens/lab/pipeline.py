@@ -149,8 +149,7 @@ def _beside(config: TrainConfig, classes: int, head: str) -> dict[Trial, list[st
         new = head == "fresh" or known not in (None, classes)
         controls = ["single_finetuned" if model.pretrained and new else "single"]
     trained = "single_finetuned" if model.pretrained else "single"  # the row of such a network
-    starts = model.pretrained or config.data.tokenizer is not None  # encoders have their weights
-    own_head = head == "fresh" and starts and trained in controls
+    own_head = head == "fresh" and config.starts_trained and trained in controls
     plain = [c for c in controls if c.startswith("single")]
     found: dict[Trial, list[str]] = {}
     if own_head:

@@ -154,8 +154,7 @@ def _material(data: str, measure: str, seed: int) -> Material:
     sets = load_sets(config)
     kinds = corruption_names(corruptions, texts=config.tokenizer is not None)
     drawn = {"train": sets.train, "validation": sets.validation}
-    places = {k: getattr(v, "positions", None) for k, v in drawn.items()}
-    positions = {k: v.tolist() for k, v in places.items() if v is not None}
+    positions = {k: v.positions.tolist() for k, v in drawn.items() if v.positions is not None}
     rows = draw_rows(sets.test.labels, limit, kinds, draw, config.seed)
     corrupt, what = None, f"texts of at most {config.length} tokens"
     if not isinstance(sets.test, TokenSet):

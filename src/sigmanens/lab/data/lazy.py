@@ -161,6 +161,11 @@ class EncodedSet(LabelledSet):
             )
 
     @property
+    def positions(self) -> Tensor:
+        """Place of each picture in the split that it comes from (N,), int64."""
+        return self.rows
+
+    @property
     def side(self) -> int:
         """Width of the pictures in pixels; where no size is given, that of the first."""
         return self._shape()[2]

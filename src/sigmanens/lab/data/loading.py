@@ -94,7 +94,7 @@ def open_images(
         raise ConfigError(f"channels must be 1 or 3; got {channels}.")
     splits, rows, name = open_split(source, split, limit)
     image_column = image_column_of(rows.features, image_column, name)
-    _, places, labels, names = labelled_rows(
+    places, labels, names = labelled_rows(
         splits, split, label_column, image_column, name,
         limit=limit, skip=skip, classes=classes, seed=seed, stratify=stratify,
     )  # fmt: skip

@@ -143,8 +143,8 @@ def labelled_rows(
     classes: int | None = None,
     seed: int = 0,
     stratify: bool = False,
-) -> tuple[Dataset, Tensor, Tensor, tuple[str, ...]]:
-    """The drawn rows of a split, their positions in it (n,), labels (n,) and the classes' names.
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Positions (n,) of what is drawn from a split, its labels (n,) and the classes' names.
 
     Args:
         splits, split, label_column, other_column, name: as for :func:`label_numbers`.
@@ -166,9 +166,7 @@ def labelled_rows(
         rows = rows[order[skip : None if limit is None else skip + limit]]
         if not len(rows):
             raise ConfigError(f"nothing is left of {name}: {skip} examples are drawn before")
-    whole = splits[split]
-    drawn = classes is not None or limit is not None or skip
-    return whole.select(rows.tolist()) if drawn else whole, rows, labels[rows], names
+    return rows, labels[rows], names
 
 
 def label_numbers(

@@ -143,11 +143,11 @@ def load_texts(
         texts_in = pick_column("text", None, named or strings, list(rows.features), name)
     elif texts_in not in strings:
         raise DataError(f"{name}: column {texts_in!r} holds no texts; these do: {strings}.")
-    rows, places, labels, names = labelled_rows(
+    places, labels, names = labelled_rows(
         splits, split, label_column, texts_in, name,
         limit=limit, skip=skip, classes=classes, seed=seed, stratify=stratify,
     )  # fmt: skip
-    texts = rows[texts_in][:]
+    texts = rows.select(places.tolist())[texts_in][:]
     if None in texts:
         raise DataError(f"{name}: row {texts.index(None)} has no text.")
     return TokenSet(
