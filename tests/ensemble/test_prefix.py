@@ -242,11 +242,16 @@ class Fickle(Residual):
         return y + self.blocks[0]["norm"](self.stem(x))[:, :1] if self.late else y
 
 
-def test_another_path_in_front_of_the_members_is_followed() -> None:
-    base = randomise(Fickle())
-    ens = apart(sn.convert(base, 3, layers="blocks.2")).eval()
-    x = torch.randn(5, 4)
+def fickle(training: bool) -> tuple[nn.Module, sn.SigmaEnsemble, Tensor]:
+    """Such a network, its ensemble in a mode and after its first batch, and that batch."""
+    base, x = randomise(Fickle()), torch.randn(5, 4)
+    ens = apart(sn.convert(base, 3, layers="blocks.2")).train(training)
     ens(x)
+    return base, ens, x
+
+
+def test_another_path_in_front_of_the_members_is_followed() -> None:
+    base, ens, x = fickle(training=False)
     base.skip = ens.network.skip = True
     rows = rows_of(ens, "stem")
     close(ens(x), torch.stack([net.eval()(x) for net in member_networks(base, ens)]), 1e-4)
@@ -254,10 +259,7 @@ def test_another_path_in_front_of_the_members_is_followed() -> None:
 
 
 def test_a_plain_norm_behind_the_members_is_refused_in_training() -> None:
-    base = randomise(Fickle())
-    ens = apart(sn.convert(base, 3, layers="blocks.2")).train()
-    x = torch.randn(5, 4)
-    ens(x)
+    base, ens, x = fickle(training=True)
     base.late = ens.network.late = True
     with pytest.raises(InputError, match="BatchNorm1d with batch statistics ran before"):
         ens(x)
@@ -267,10 +269,18 @@ def test_a_plain_norm_behind_the_members_is_refused_in_training() -> None:
     assert shared_names(again) == ["stem"]
 
 
-def test_activation_checkpointing_in_the_prefix_keeps_the_gradients() -> None:
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # as in evaluation
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_in_the_prefix_keeps_the_gradients(reentrant: bool) -> None:
+    """Reentrant checkpointing takes gradients past what is shared: so nothing is."""
+
     class Saving(Residual):
+        saves = True
+
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-            x = checkpoint(self.first, x, use_reentrant=False)
+            if self.saves and reentrant:  # which needs an input that wants a gradient
+                x = x.clone().requires_grad_(torch.is_grad_enabled())
+            x = checkpoint(self.first, x, use_reentrant=reentrant) if self.saves else self.first(x)
             return self.head(self.blocks[2]["norm"](x))
 
         def first(self, x: Tensor) -> Tensor:
@@ -284,8 +294,17 @@ def test_activation_checkpointing_in_the_prefix_keeps_the_gradients() -> None:
     for schedule in ("folded", "backward"):
         twin = copy.deepcopy(ens)
         _, gradients = train_step(twin, x, y, schedule)
-        assert twin._runner._prefix is not None
+        assert (twin._runner._prefix is None) is reentrant
+        assert ("within an autograd Function" in str(twin.report)) is reentrant
         close(gradients["stem.weight"], sum(net.stem.weight.grad for net in separate), 1e-4)
+    ens.network.saves = False
+    ens(x)  # decides that the prefix is shared
+    ens.network.saves = True
+    if reentrant:
+        with pytest.raises(InputError, match="gradients would be lost"):
+            ens(x)
+    else:
+        ens(x)
 
 
 def test_a_time_major_network_shares_its_prefix_one_member_at_a_time() -> None:

@@ -24,7 +24,7 @@ from sigmanens.ensemble.passing import run_pass
 from sigmanens.ensemble.trial import Draws, difference, other_generators, restorer, twin_of
 from sigmanens.norms import MemberNorm, SigmaNorm
 from sigmanens.passes.context import MemberAxis, MemberLayer, Reached, follow_backward
-from sigmanens.passes.sharing import Dims, Recorded, Replaying, Shareable
+from sigmanens.passes.sharing import Dims, Recorded, Replaying, Shareable, in_function
 from sigmanens.passes.trees import join, map_tensors, tensors
 from sigmanens.seeding import device_of, own_random_state
 
@@ -110,6 +110,11 @@ def find_prefix(
         return None, None
     if any([c.name for c in a] != [c.name for c in b] for a, b in traces.values()):
         return None, "nothing is shared: which layers run depends on the number of samples"
+    if any(c.inside for calls, _ in traces.values() for c in calls):
+        return None, (
+            "nothing is shared: layers run within an autograd Function, such as activation "
+            "checkpointing with use_reentrant=True"
+        )
     modules = dict(network.named_modules())
     shared, where = _before(modules, traces)
     within = {m for name in shared for m in modules[name].modules()}
@@ -241,13 +246,15 @@ def _try(
 class _Call:
     """One call of a module in a trace.
 
-    ``outer`` is the call that made it, ``left`` the number of calls that had begun at its end;
-    ``given`` and ``made`` are the shapes of its arguments and results.
+    ``outer`` is the call that made it, ``inside`` whether an autograd Function did, ``left`` the
+    number of calls that had begun at its end; ``given`` and ``made`` are the shapes of its
+    arguments and results.
     """
 
     name: str
     outer: _Call | None
     given: dict[str, torch.Size]
+    inside: bool = False
     left: int = 0
     made: dict[str, torch.Size] = field(default_factory=dict)
 
@@ -260,7 +267,8 @@ def _trace(network: nn.Module, axis: MemberAxis, inputs: Inputs) -> list[_Call] 
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         shapes = {path: t.shape for path, t in tensors((args, kwargs))}
-        call = _Call(names[module], open_calls[-1] if open_calls else None, shapes)
+        outer = open_calls[-1] if open_calls else None
+        call = _Call(names[module], outer, shapes, in_function())
         calls.append(call)
         open_calls.append(call)
 

@@ -7,13 +7,16 @@ compute for one folded member and repeat the result (:class:`Once`).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,6 +65,21 @@ def unshare(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(vars(module).get("_call_impl"), Shareable):
             del vars(module)["_call_impl"]
+
+
+def in_function() -> bool:
+    """Whether the caller runs within the forward of an autograd Function.
+
+    Gradients of what is computed there take a way of the Function's own, as under activation
+    checkpointing with ``use_reentrant=True``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        first = frame.f_code.co_varnames[:1]
+        if first and isinstance(frame.f_locals.get(first[0]), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _repeated(tree: Any, dims: Dims, times: int) -> Any:
@@ -114,9 +132,21 @@ class Recorded(TorchDispatchMode):
         self.results: list[Any] = []
         self.drawn: list[Tensor] = []
         self._within = 0
+        self._grad = torch.is_grad_enabled()
 
     def call(self, called: Shareable, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Compute, and keep the result unless another module of the prefix made the call."""
+        """Compute, and keep the result unless another module of the prefix made the call.
+
+        Raises:
+            InputError: if it is computed within an autograd Function.
+        """
+        if self._grad and not torch.is_grad_enabled() and in_function():
+            raise InputError(
+                f"a {type(called.module).__name__} that runs before the members part is called "
+                "within an autograd Function, past which its gradients would be lost. Use "
+                "activation checkpointing with use_reentrant=False, or switch it on before the "
+                "first batch"
+            )
         self._within += 1
         result = called.compute(args, kwargs)
         self._within -= 1
