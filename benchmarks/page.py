@@ -67,14 +67,16 @@ With `layers=` limited to late norms, what lies before the first of them is one 
 computed once for all members, in training and evaluation, under `torch.compile` and in exported
 files. Its random layers draw once, and its norms stay plain ones with one set of statistics, so a
 late split costs after training what it costs before. Two traces of the first batch (or of
-`example=`), in evaluation and in training mode, decide which modules these are; `ens.plan.prefix`
-names them, checkpoints keep them, and the report says so, or why there are none:
+`example=`), in evaluation and in training mode, find these modules. `ens.plan.prefix` names them,
+and checkpoints keep them. Nothing is shared, and the report says why, where
 
-* a result of these layers that the network writes into in place, or random numbers of Python's or
-  NumPy's generators between them;
-* parameters divided over ranks (FSDP), inputs that are no tensors, and SyncBatchNorm on a CPU;
-* a compiled graph for members one by one, or with random functions between modules, would run it
-  anew: such training passes run as written, uncompiled.
+* the network writes into a result of these layers, or draws numbers of Python's or NumPy's between
+  them;
+* activation checkpointing with `use_reentrant=True` runs these layers;
+* parameters are divided over ranks (FSDP), inputs are no tensors, or SyncBatchNorm runs on a CPU.
+
+Training passes whose graph would run these layers anew run uncompiled: members one by one, or random
+functions between modules.
 
 Time of {members} members over *one* network:
 

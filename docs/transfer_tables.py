@@ -17,8 +17,8 @@ HEAD = """# Transfer: a pretrained network, a new head, 1,000 examples
 Each seed draws 1,000 training and 500 validation examples; the rest is the test part. `splits.json`
 lists what was drawn. All methods have new heads of the same kind (a norm and a Linear), average
 their weights and keep the epoch with the lowest temperature-scaled NLL on the validation examples.
-One network also trains for as many passes as all members together ("long"). The best single
-network is the one with the lower validation NLL.
+"Long" is one network trained for as many passes as all members together. The best single network is
+the one with the lower validation NLL, of those that have run.
 
 NLL (T): in nats, after a temperature fitted on the validation examples. Worth: the number of
 separate networks with the same NLL (T). Size: parameters over those of one network.
