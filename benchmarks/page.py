@@ -75,8 +75,8 @@ and checkpoints keep them. Nothing is shared, and the report says why, where
 * activation checkpointing with `use_reentrant=True` runs these layers;
 * parameters are divided over ranks (FSDP), inputs are no tensors, or SyncBatchNorm runs on a CPU.
 
-Training passes whose graph would run these layers anew run uncompiled: members one by one, or random
-functions between modules.
+Training passes whose graph would run these layers anew run uncompiled: members one by one, or
+random functions between modules.
 
 Time of {members} members over *one* network:
 
