@@ -19,7 +19,7 @@ from sigmanens.export.program import OUTPUTS
 
 __all__ = ["FLOAT", "INT8", "Exported", "exported", "is_mostly_linear"]
 
-FLOAT = ("sigmanens onnx", "sigmanens onnx sequential", "separate onnx")
+FLOAT = ("sigmanens onnx", "sigmanens onnx small", "separate onnx")
 INT8 = ("sigmanens onnx int8", "separate onnx int8")
 
 
@@ -48,11 +48,11 @@ def exported(name: str, subject: Subject, members: int, folder: Path) -> Exporte
     torch.manual_seed(0)
     example = subject.inputs(2)
     if name.startswith("sigmanens"):
-        schedule = "sequential" if name.endswith("sequential") else "folded"
-        path = folder / f"{schedule}.onnx"
+        layout = "small" if name.endswith("small") else "fast"
+        path = folder / f"{layout}.onnx"
         if not path.exists():
-            ensemble = sn.convert(subject.make(), members, schedule=schedule)
-            sn.export_onnx(ensemble, path, example)
+            ensemble = sn.convert(subject.make(), members, schedule="folded")
+            sn.export_onnx(ensemble, path, example, layout=layout)
         files = [path]
     else:
         files = [folder / f"network{m}.onnx" for m in range(members)]

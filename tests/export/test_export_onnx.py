@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,24 @@ def group_norm() -> nn.Module:
 
 
 @pytest.mark.case("S4")
+@pytest.mark.parametrize("layout", leaving.LAYOUTS)
 @pytest.mark.parametrize(
     ("make", "name", "members", "sharpness"),
     [(resnet, "x", 3, 0.1), (vit, "x", 2, 10), (group_norm, "input", 1, 10)],
     ids=["resnet", "vit", "group_norm"],
 )
 def test_onnx_runtime_predicts_what_the_ensemble_predicts(
-    make: Callable[[], nn.Module], name: str, members: int, sharpness: float, tmp_path: Path
+    make: Callable[[], nn.Module],
+    name: str,
+    members: int,
+    sharpness: float,
+    layout: str,
+    tmp_path: Path,
 ) -> None:
     ens = trained(make(), members, sharpness)
     before = snapshot(ens)
-    path = sn.export_onnx(ens, tmp_path / "new" / "ens.onnx", torch.randn(2, 3, 32, 32))
+    example = torch.randn(2, 3, 32, 32)
+    path = sn.export_onnx(ens, tmp_path / "new" / "ens.onnx", example, layout=layout)
     assert unchanged(ens, before)
     assert ens.schedule == "auto"
     assert [f.name for f in path.parent.iterdir()] == ["ens.onnx"]
@@ -100,7 +108,8 @@ def test_onnx_runtime_predicts_what_the_ensemble_predicts(
     assert all(p.grad is not None for n, p in ens.named_parameters() if "scale_logit" in n)
 
 
-def test_a_bert_with_keyword_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", leaving.LAYOUTS)
+def test_a_bert_with_keyword_inputs_of_any_length(layout: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=50,
@@ -113,14 +122,15 @@ def test_a_bert_with_keyword_inputs(tmp_path: Path) -> None:
     )
     ens = trained(transformers.BertForSequenceClassification(config), 2, sharpness=50)
 
-    def draw(size: int) -> dict[str, Tensor]:
-        mask = torch.ones(size, 7, dtype=torch.long)
+    def draw(size: int, length: int = 7) -> dict[str, Tensor]:
+        mask = torch.ones(size, length, dtype=torch.long)
         mask[0, 4:] = 0
-        return {"input_ids": torch.randint(50, (size, 7)), "attention_mask": mask}
+        return {"input_ids": torch.randint(50, (size, length)), "attention_mask": mask}
 
-    path = sn.export_onnx(ens, tmp_path / "ens.onnx", draw(3) | {"return_dict": True})
-    for size in (1, 5):
-        inputs = draw(size)
+    example = draw(3) | {"return_dict": True}
+    path = sn.export_onnx(ens, tmp_path / "ens.onnx", example, length_dim=1, layout=layout)
+    for size, length in ((1, 7), (5, 3), (5, 16)):
+        inputs = draw(size, length)
         assert_predicts(serve(path, inputs), ens.predict(inputs))
     hidden = draw(1) | {"attention_mask": torch.tensor([[1, 0, 0, 0, 0, 0, 0]])}
     gap = serve(path, draw(1) | hidden)["probs"] - serve(path, hidden | draw(1))["probs"]
@@ -171,7 +181,8 @@ def test_the_file_names_its_inputs_outputs_and_batch_and_nothing_of_this_machine
 @pytest.mark.case("S4")
 def test_batch_norm_is_a_scale_and_a_shift_per_member(tmp_path: Path) -> None:
     ens = trained(Pictures())
-    path = sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 1, 8, 8), members=2)
+    example = torch.randn(2, 1, 8, 8)
+    path = sn.export_onnx(ens, tmp_path / "ens.onnx", example, members=2, layout="small")
     operators = {node.op_type for node in onnx.load(path).graph.node}
     assert "BatchNormalization" not in operators
     assert not operators & {"Sigmoid", "Rsqrt", "Sqrt", "Dropout"}  # folded into constants
@@ -181,6 +192,39 @@ def test_batch_norm_is_a_scale_and_a_shift_per_member(tmp_path: Path) -> None:
     for m in range(2):
         single = torch.softmax(ens.member(m).eval()(x), 1)
         torch.testing.assert_close(result["member_probs"][m], single, rtol=0, atol=1e-4)
+
+
+def test_the_fast_layout_stores_and_computes_once_what_members_share(tmp_path: Path) -> None:
+    base = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 3),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 12, 12)
+    ens = sn.convert(randomise(base).eval(), 3, layers=["7"], head="fresh", example=x)
+    assert ens.plan.prefix
+    apart(ens)
+    path = sn.export_onnx(ens, tmp_path / "ens.onnx", x)
+    graph = onnx.load(path).graph
+    counts = Counter(node.op_type for node in graph.node)
+    assert counts["Conv"] == 3  # the members part after the third
+    assert counts["BatchNormalization"] == 2 + 3
+    weights = {tuple(w.dims) for w in graph.initializer if len(w.dims) == 4}
+    assert weights == {(8, 3, 3, 3), (64, 8, 3, 3), (64, 64, 3, 3)}
+    assert sum(len(w.dims) == 4 for w in graph.initializer) == 3
+    assert_predicts(serve(path, {"input": x}), ens.predict(x))
+
+
+def test_members_without_a_plain_form_are_written_in_the_small_layout(tmp_path: Path) -> None:
+    base = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4), nn.Linear(4, 3))
+    ens = apart(sn.convert(base, 2, shift=True))
+    with torch.no_grad():
+        ens.network[1].shift.fill_(0.5)
+    x = torch.randn(2, 4)
+    with pytest.warns(SigmaNensWarning, match=r"ens.onnx has layout 'small': members have no pla"):
+        path = sn.export_onnx(ens, tmp_path / "ens.onnx", x)
+    assert_predicts(serve(path, {"input": x}), ens.predict(x))
 
 
 def test_members_that_are_sure_of_different_classes(tmp_path: Path) -> None:
@@ -303,6 +347,10 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.tensor(1.0))
     with pytest.raises(InputError, match="members is 4; expected 1 to 3"):
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), members=4)
+    with pytest.raises(InputError, match="layout is 'quick'; expected one of fast, small"):
+        sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), layout="quick")
+    with pytest.raises(InputError, match="length_dim is 2, but no batched input has a dimension 2"):
+        sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), length_dim=2)
     with pytest.raises(ExportError, match="wrote operator set 18 instead of 99"):
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), opset=99)
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble
-from sigmanens.errors import ExportError, InputError, MissingPackageError, warn
-from sigmanens.export.program import BATCH, OUTPUTS, Task, reason
+from sigmanens.errors import ExportError, InputError, MissingPackageError, SigmaNensError, warn
+from sigmanens.export.program import OUTPUTS, Task, UnrolledModule, reason
 
+LAYOUTS = ("fast", "small")
 TOLERANCE = 1e-4
 INLINE_BYTES = 2**30  # of weights in one file, which the format limits to 2 GiB
 
@@ -29,6 +29,8 @@ def export_onnx(
     *,
     members: int | None = None,
     class_dim: int = 1,
+    length_dim: int | None = None,
+    layout: str = "fast",
     opset: int | None = None,
     verify: bool = True,
 ) -> Path:
@@ -46,6 +48,10 @@ def export_onnx(
         example: inputs with real values, as for :func:`~sigmanens.export_program`.
         members: export the first k members only.
         class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
+        length_dim: a dimension that batched inputs share and that may have any size: 1 for tokens.
+        layout: "fast" computes the members as plain networks: what they share is stored once, and
+            the runtime folds each one's norms into its convolutions. "small" is a graph of one
+            network with the members in the batch, for many members or text by text.
         opset: version of the operator set; the exporter's own choice by default.
         verify: compare with the ensemble in ONNX Runtime at two batch sizes, to 1e-4 in each
             output; a warning says so if ONNX Runtime is not installed.
@@ -54,8 +60,8 @@ def export_onnx(
         the path.
 
     Raises:
-        MissingPackageError: without onnx or onnxscript. InputError: for a bad example or path, or a
-            network in half precision. ExportError: if the export or the check fails.
+        MissingPackageError: without onnx or onnxscript. InputError: for a bad example, path or
+            layout, or a network in half precision. ExportError: if the export or the check fails.
     """
     absent = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if absent:
@@ -65,11 +71,14 @@ def export_onnx(
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; expected the path of the file to write")
+    if layout not in LAYOUTS:
+        raise InputError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
     _refuse_half(ensemble)
-    task = Task.of(ensemble, example, members, class_dim, torch.device("cpu"))
-    program = task.program()
+    task = Task.of(ensemble, example, members, class_dim, length_dim, torch.device("cpu"))
+    exported = _unrolled(task, path) if layout == "fast" else task
+    program = exported.program()
     try:
-        converted = _convert(task, program, opset, OUTPUTS)
+        converted = _convert(exported, program, opset, OUTPUTS)
     except Exception as e:
         raise task.failure("torch.onnx", e, lambda t: _convert(t, t.trace(), opset, None)) from e
     version = converted.model.opset_imports.get("")
@@ -78,13 +87,22 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         written = Path(folder) / path.name
-        weights = chain(task.module.parameters(), task.module.buffers())
-        converted.save(written, external_data=sum(t.nbytes for t in weights) > INLINE_BYTES)
+        weights = converted.model.graph.initializers.values()
+        size = sum(w.const_value.nbytes for w in weights if w.const_value is not None)
+        converted.save(written, external_data=size > INLINE_BYTES)
         if verify:
             _verify(task, written)
         for file in sorted(Path(folder).iterdir(), key=lambda f: f == written):  # the data first
             os.replace(file, path.with_name(file.name))
     return path
+
+
+def _unrolled(task: Task, path: Path) -> Task:
+    try:
+        return task.unrolled()
+    except SigmaNensError as e:
+        warn(f"{path.name} has layout 'small': members have no plain form ({reason(e)})")
+        return task
 
 
 def _refuse_half(ensemble: SigmaEnsemble) -> None:
@@ -97,26 +115,49 @@ def _refuse_half(ensemble: SigmaEnsemble) -> None:
 
 
 def _convert(task: Task, program: Any, opset: int | None, outputs: Sequence[str] | None) -> Any:
-    """torch's ONNX program, with its inputs, outputs and the batch dimension named."""
-    inputs = task.inputs
-    roots = dict(zip(inputs.tree, task.names, strict=True))
+    """torch's ONNX program, with its inputs, outputs and free dimensions named."""
+    roots = dict(zip(task.inputs.tree, task.names, strict=True))
     names: list[str] = []
     axes: list[dict[int, str]] = []
-    for path in inputs.tensors():
+    named: set[str] = set()
+    for path in task.inputs.tensors():
         root, dot, rest = path.partition(".")
         names.append((roots[root] + dot + rest).replace(".", "_"))
-        # All inputs share the dimension: it is named at the first (naming it twice is warned of).
-        first = path in inputs.batched and not any(axes)
-        axes.append({inputs.batched[path]: BATCH} if first else {})
+        # Inputs share the dimensions: each is named at the first (naming it twice is warned of).
+        new = {dim: name for dim, name in task.free(path).items() if name not in named}
+        named.update(new.values())
+        axes.append(new)
+    unrolled = isinstance(task.module, UnrolledModule)
     converted = torch.onnx.export(
         program, dynamo=True, input_names=names, output_names=outputs, dynamic_shapes=axes,
-        opset_version=opset, verbose=False,
+        opset_version=opset, verbose=False, optimize=not unrolled,
     )  # fmt: skip
     assert converted is not None
+    if unrolled:
+        _merge(converted.model)
     for node in converted.model.graph.all_nodes():
         # Holds folders of this machine.
         node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
     return converted
+
+
+def _merge(model: Any) -> None:
+    """Store equal weights once, and compute what members have in common once.
+
+    torch's own optimisation would fold norms into the weights, and so write them M times.
+    """
+    passes = import_module("onnx_ir.passes.common")
+    fold_constants = import_module("onnxscript.optimizer").fold_constants
+    passes.InlinePass()(model)
+    for _ in range(2):  # what is folded can be equal, too
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        passes.DeduplicateInitializersPass(size_limit=2**62)(model)
+        passes.CommonSubexpressionEliminationPass()(model)
+        fold_constants(model)
+        passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedFunctionsPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.NameFixPass()(model)
 
 
 def _verify(task: Task, path: Path) -> None:
@@ -138,7 +179,7 @@ def _verify(task: Task, path: Path) -> None:
             f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
         ) from e
     for rows in (1, task.inputs.size + 1):
-        inputs = task.inputs.resized(rows)
+        inputs = task.resized(rows)
         with torch.no_grad():
             expected = inputs.call(task.module)
         pairs = zip(session.get_inputs(), inputs.tensors().values(), strict=True)

@@ -16,20 +16,26 @@ from sigmanens.conversion.copying import deep_copy
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.inputs import Inputs, call_arguments, resolve_batch_dims
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.errors import ExportError, SigmaNensError
+from sigmanens.errors import ExportError, InputError, SigmaNensError
 from sigmanens.passes.trees import map_tensors
 
 OUTPUTS = ("probs", "member_probs", "entropy", "expected_entropy", "modulation")
-BATCH = "batch"
+BATCH, LENGTH = "batch", "length"
 
 
 def export_program(
-    ensemble: SigmaEnsemble, example: Any, *, members: int | None = None, class_dim: int = 1
+    ensemble: SigmaEnsemble,
+    example: Any,
+    *,
+    members: int | None = None,
+    class_dim: int = 1,
+    length_dim: int | None = None,
 ) -> ExportedProgram:
     """Trace :meth:`~sigmanens.SigmaEnsemble.predict` with ``torch.export``.
 
     The program takes the base's inputs as in the example, by position or by keyword. The batch size
-    B ≥ 1 is free; all other sizes are those of the example. It returns a dict of tensors: ``probs``
+    B ≥ 1 is free, and so is the length of texts along ``length_dim``; all other sizes are those of
+    the example. It returns a dict of tensors: ``probs``
     (B, C, …), ``member_probs`` (k, B, C, …), and in nats ``entropy``, ``expected_entropy`` and
     ``modulation`` (B, …), as in :class:`~sigmanens.Prediction`. It holds a copy of the weights, the
     example, the temperature and the task; it does not look for NaN. Members share passes as
@@ -42,13 +48,14 @@ def export_program(
             dimension 0 is 1 counts as batched unless ``batch_dims`` says otherwise.
         members: export the first k members only.
         class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
+        length_dim: a dimension that batched inputs share and that may have any size: 1 for tokens.
 
     Raises:
-        InputError: if the example has no batch dimension or is empty, or ``members`` is out of
-            range. ExportError: if ``torch.export`` fails; it says whether it fails for one
-            member's plain network too.
+        InputError: if the example has no batch dimension or is empty, ``members`` is out of
+            range, or no input has a ``length_dim`` of more than one. ExportError: if
+            ``torch.export`` fails; it says whether it fails for one member's plain network too.
     """
-    return Task.of(ensemble, example, members, class_dim).program()
+    return Task.of(ensemble, example, members, class_dim, length_dim).program()
 
 
 class InferenceModule(nn.Module):
@@ -64,11 +71,49 @@ class InferenceModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Predict for the inputs of the base network; the result has the keys of ``OUTPUTS``."""
-        with self.ensemble.axis.choosing(start=0, stop=self.members):
-            logits = logits_of(self.ensemble(*args, **kwargs))
+        logits = self.logits(*args, **kwargs)
         task = self.ensemble.task
         prediction = Prediction.from_logits(logits, self.temperature, self.class_dim, task)
         return {name: getattr(prediction, name) for name in OUTPUTS}
+
+    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Logits (k, B, C, …) of the ensemble's own pass."""
+        with self.ensemble.axis.choosing(start=0, stop=self.members):
+            return logits_of(self.ensemble(*args, **kwargs))
+
+
+class UnrolledModule(InferenceModule):
+    """The same prediction from k plain networks, which hold the shared tensors together.
+
+    In plain networks a runtime can fold norms into the convolutions before them.
+    """
+
+    def __init__(self, ensemble: SigmaEnsemble, members: int, class_dim: int = 1) -> None:
+        super().__init__(ensemble, members, class_dim)
+        del self.ensemble
+        vars(self)["ensemble"] = ensemble  # as no submodule: its tensors are not this module's
+        self.plain = nn.ModuleList()
+        for i in range(members):
+            network = ensemble.member(i).eval().requires_grad_(False)
+            if i:
+                _tie(network, self.plain[0])
+            self.plain.append(network)
+
+    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Logits (k, B, C, …) of one network after the other."""
+        return torch.stack([logits_of(network(*args, **kwargs)) for network in self.plain])
+
+
+def _tie(network: nn.Module, first: nn.Module) -> None:
+    """Let a network hold the first one's tensors wherever both are equal."""
+    modules = dict(first.named_modules())
+    for name, module in network.named_modules():
+        for table in ("_parameters", "_buffers"):
+            theirs = getattr(modules.get(name), table, {})
+            for key, mine in list(getattr(module, table).items()):
+                its = theirs.get(key)
+                if mine is not None and its is not None and torch.equal(mine, its):
+                    setattr(module, key, its)
 
 
 class PlainModule(nn.Module):
@@ -90,6 +135,7 @@ class Task:
     module: nn.Module
     inputs: Inputs
     names: list[str]
+    length_dim: int | None = None
 
     @classmethod
     def of(
@@ -98,6 +144,7 @@ class Task:
         example: Any,
         members: int | None,
         class_dim: int,
+        length_dim: int | None = None,
         device: torch.device | None = None,
     ) -> Task:
         """Copy an ensemble and try it on the example; see :func:`export_program`."""
@@ -125,7 +172,46 @@ class Task:
         twin.restate(plan)
         k = twin.num_members if members is None else members
         names = _input_names(twin.network, inputs.tree)
-        return cls(InferenceModule(twin, k, class_dim), inputs, names)
+        task = cls(InferenceModule(twin, k, class_dim), inputs, names, length_dim)
+        if length_dim is not None and not task.lengthy():
+            raise InputError(
+                f"length_dim is {length_dim}, but no batched input has a dimension {length_dim} of "
+                "more than one besides its batch dimension"
+            )
+        return task
+
+    def free(self, path: str) -> dict[int, str]:
+        """Dimensions of an input that may have any size: ``BATCH``, and ``LENGTH`` if there is."""
+        shape = self.inputs.tensors()[path].shape
+        batch, dim = self.inputs.batched.get(path), self.length_dim
+        if batch is None:
+            return {}
+        found = {batch: BATCH}
+        if dim is not None and -len(shape) <= dim < len(shape) and shape[dim] > 1:
+            found.setdefault(dim % len(shape), LENGTH)
+        return found
+
+    def lengthy(self) -> dict[str, int]:
+        """The dimension of any length, by input."""
+        free = {path: self.free(path) for path in self.inputs.batched}
+        return {p: dim for p, dims in free.items() for dim, name in dims.items() if name == LENGTH}
+
+    def resized(self, rows: int) -> Inputs:
+        """The example with so many rows, and one less than its length."""
+        dims = self.lengthy()
+
+        def cut(x: Tensor, path: str) -> Tensor:
+            return x.narrow(dims[path], 0, x.shape[dims[path]] - 1) if path in dims else x
+
+        inputs = self.inputs.resized(rows)
+        return replace(inputs, tree=map_tensors(cut, dict(inputs.tree)))
+
+    def unrolled(self) -> Task:
+        """The same task of one plain network after the other."""
+        module = self.module
+        assert isinstance(module, InferenceModule)
+        plain = UnrolledModule(module.ensemble, module.members, module.class_dim)
+        return replace(self, module=plain)
 
     def program(self) -> ExportedProgram:
         """Trace the module; raises ExportError if that fails."""
@@ -137,10 +223,10 @@ class Task:
     def trace(self) -> ExportedProgram:
         """Trace the module; raises what ``torch.export`` does."""
         args, kwargs = self.inputs.arguments()
-        batch, batched = Dim(BATCH, min=1), self.inputs.batched
+        sizes = {BATCH: Dim(BATCH, min=1), LENGTH: Dim.DYNAMIC}
 
         def shape(_: Tensor, path: str) -> dict[int, Any]:
-            return {batched[path]: batch} if path in batched else {}
+            return {dim: sizes[name] for dim, name in self.free(path).items()}
 
         tree = map_tensors(shape, dict(self.inputs.tree))
         roots = {path.partition(".")[0] for path in self.inputs.tensors()}

@@ -21,10 +21,10 @@ FORMATS = ("onnx", "program", "collapse", "member:<i>")
 def export_run(folder: Path, out: Path, form: str) -> Path:
     """Export the ensemble of a finished run of ``sigmanens train``.
 
-    "onnx" and "program" give the decomposed prediction for any batch size, of texts that are filled
-    up to ``data.length`` tokens; "collapse" and
-    "member:<i>" the tensors of a plain network of the base's class, safetensors, with the base's
-    name in the file's metadata. Where heads are fresh, its head is a norm and a Linear.
+    "onnx" and "program" give the decomposed prediction for any batch size, and texts of any length
+    up to ``data.length`` tokens. "collapse" and "member:<i>" write the tensors of a plain network
+    of the base's class as safetensors; the file's metadata name the base. Under fresh heads its
+    head is a norm and a Linear.
 
     Args:
         folder: the run.
@@ -46,7 +46,9 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
         raise RunError(f"{out} exists already; give another --out")
     ensemble, shop = load_run(folder)
     model, example = shop.config.model, shop.material.data.test.images[:4]
+    length_dim = None
     if shop.material.padding is not None:
+        length_dim = 1
         missing = shop.config.data.length - example.shape[1]
         example = F.pad(example, (0, missing), value=shop.material.padding)
     if numbered and int(number) >= ensemble.num_members:
@@ -56,9 +58,10 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if kind == "onnx":
-            return export_onnx(ensemble, out, example)
+            return export_onnx(ensemble, out, example, length_dim=length_dim)
         if kind == "program":
-            torch.export.save(export_program(ensemble, example), out)
+            program = export_program(ensemble, example, length_dim=length_dim)
+            torch.export.save(program, out)
             return out
         plain = ensemble.member(int(number)) if numbered else ensemble.collapse()
         told = {"model": model.name, "options": json.dumps(model.options)}
