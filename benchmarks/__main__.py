@@ -26,9 +26,8 @@ from benchmarks.measure import interleaved
 from benchmarks.memory import peak_memory
 from benchmarks.page import table
 from benchmarks.runtime import FLOAT, INT8, exported, is_mostly_linear
-from benchmarks.subjects import SUBJECTS
+from benchmarks.subjects import MEMBERS, SUBJECTS
 
-MEMBERS = 4
 MANY = 16
 LARGE = 256
 
@@ -45,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     done: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    done |= {"version": 1, "members": MEMBERS, "machine": machine(options.threads)}
+    done |= {"version": 2, "members": MEMBERS}
     words = ["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)]
-    done.setdefault("commands", []).append(shlex.join(words))
+    run = {"command": shlex.join(words), "machine": machine(options.threads)}
+    done.setdefault("runs", []).append(run)
     done.setdefault("parts", {})
     for part in options.parts:
         for name in options.subjects:

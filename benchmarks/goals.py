@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.subjects import MEMBERS
+
 __all__ = ["judged"]
 
 OWN = "sigmanens"
@@ -41,6 +43,9 @@ def _goals(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows = [*compiled.get(subject, ()), *runtime.get(subject, ())]
         goal = "prediction at a large batch, compiled or in ONNX Runtime"
         yield _over_eager(goal, 0.75, subject, _batches(rows)[-1], rows)
+    for subject, rows in runtime.items():
+        for batch in _batches(rows):
+            yield from _one_file(subject, batch, _plain(rows, batch))
     for part, what in (("train", "training step"), ("predict", "prediction")):
         for subject, rows in parts.get(part, {}).items():
             for rival in LIBRARY:
@@ -60,6 +65,19 @@ def _goals(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield _goal(
                 "peak memory over one network", 1.15, subject, where, ratio, "sigmanens sequential"
             )
+
+
+def _one_file(subject: str, batch: int, rows: Any) -> Iterator[dict[str, Any]]:
+    """Time of our ONNX file over that of M files, and its size over that of one of them."""
+    by = {r["contestant"]: r for r in rows if r.get("ratio")}
+    own, plain = by.get("sigmanens onnx"), by.get("separate onnx")
+    if own is None or plain is None:
+        return
+    what, name = "prediction in ONNX Runtime over M files", own["contestant"]
+    yield _goal(what, 1.05, subject, f"B={batch}", own["ratio"] / plain["ratio"], name)
+    if batch == 1:
+        size = MEMBERS * own["bytes"] / plain["bytes"]
+        yield _goal("ONNX file over one network's", 1.3, subject, f"M={MEMBERS}", size, name)
 
 
 def _against(

@@ -1,4 +1,4 @@
-"""docs/performance.md from a benchmark's JSON: `python -m benchmarks.page JSON PAGE`."""
+"""The pages on performance from a benchmark's JSON: `python -m benchmarks.page JSON PAGE`."""
 
 from __future__ import annotations
 
@@ -8,67 +8,57 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["page", "table"]
+__all__ = ["page", "table", "tables"]
 
-PROSE = """# Performance
+PROSE = """# What an ensemble costs
 
-Written by `python -m benchmarks.page` from
-[`{source}`](../{source}); no figure is typed. Measured by
-
-```
-{commands}
-```
-
-Machine: {machine}.
-
-Every contestant takes its turn in every round. A ratio is the median over rounds of a contestant's
-time by that of {members} separate networks in the same round, in brackets the smallest and the
-largest. With one thread, times are CPU seconds of the process, which waiting for other programs
-does not enter; what other programs do to the shared cache does. ONNX Runtime has as many threads.
-Its int8 files keep the weights of linear layers in eight bits; they are off by the largest
-difference of a probability from that of the float32 file, for networks with random weights.
-
-## Goals
+{members} members in time and memory, on {threads} thread of a CPU. Below 1.00 is cheaper than
+what it is compared with. Each row gives the range over networks and batch sizes;
+[every figure](performance-tables.md) has a page of its own.
 
 {goals}
 
-Not measured: {missing}.
+## What to do
 
-Packed-Ensembles are faster by construction: each of their members is a narrower network than the
-base (here α = 2, γ = 2) and computes a fraction of what it does. The other rivals run the base's
-full width for every member, as σN-Ens does.
+* **Serve** from ONNX Runtime: `sn.export_onnx(ens, "ens.onnx", example)`. Transformers that answer
+  one text at a time are faster with `layout="small"`.
+* **Serve from PyTorch**: open `with ens.fixed():` around the predictions. `ens.network.compile()`
+  helps at small batches.
+* **Pay less per member**: let the members part late with `layers=` (the dial below).
+* **Train for less**: let each member see a share of the batch (`recipe.member_batches: share`,
+  `ens(x, split=True)`). How many epochs that needs is in [results/search.md](results/search.md).
 
-What limits a training step, and a prediction too: most of it are convolutions or products of
-matrices, which {members} members need {members} times, like {members} networks. What is shared are
-weights, not activations. Folding saves calls, which counts for small batches; one member
-at a time stays in the cache, which counts for large ones; work that is really saved is what lies
-before the first converted norm (the dial below) and the optimizer's step on shared weights.
+## What limits it
 
-Memory with many members: from the second member on, the gradients of the shared weights are there
-while a pass keeps its activations, as whenever gradients are accumulated; a step of one network has
-freed its activations by then. How much of the excess over the goal at batch 8 that is was not
-measured.
-
-Training at the price of one network: each member may see a share of the batch
-(`recipe.member_batches: share`, `ens(x, split=True)`); how many epochs it needs, and quality
-against the split, is in [results/search.md](results/search.md).
+* {members} members need {members} times the convolutions and matrix products, as {members}
+  networks do. They share weights, not activations.
+* What is really saved is what runs before the first converted norm, and the optimizer's step on
+  shared weights.
+* All members in one pass save calls: this counts for small batches. One member at a time stays in
+  the cache: this counts for large ones.
+* Memory with many members: from the second member on, the gradients of the shared weights are there
+  while a pass keeps its activations. One network has freed its activations by then.
+* Packed-Ensembles are faster by construction: each of their members is a narrower network (here
+  α = 2, γ = 2). The other rivals run the full width for every member, as σN-Ens does.
 
 ## How many members in a pass
 
 `schedule="auto"` takes as many members as keep the largest normalised activation of a pass within
-8 MiB on a CPU, at least one, and all of them on other devices, under `torch.compile`, in exports
-and in process groups. It is a rule and no measurement on purpose: a schedule changes the order of
-sums and, with dropout, which draw is whose, so a choice by the clock would make a seed's results
-differ from run to run. Set `ens.schedule` to another if it is faster on your machine.
+8 MiB on a CPU, at least one. It takes all of them on other devices, under `torch.compile`, in
+exports and in process groups. This is a rule and no measurement on purpose: a schedule changes the
+order of sums and, with dropout, which draw is whose. A choice by the clock would make a seed's
+results differ from run to run. Set `ens.schedule` to another if it is faster on your machine.
 
 ## The compute dial
 
 With `layers=` limited to late norms, what lies before the first of them is one network. It is
 computed once for all members, in training and evaluation, under `torch.compile` and in exported
-files. Its random layers draw once, and its norms stay plain ones with one set of statistics, so a
-late split costs after training what it costs before. Two traces of the first batch (or of
-`example=`), in evaluation and in training mode, find these modules. `ens.plan.prefix` names them,
-and checkpoints keep them. Nothing is shared, and the report says why, where
+files. Its random layers draw once, and its norms stay plain ones with one set of statistics. So a
+late split costs after training what it costs before.
+
+Two traces of the first batch (or of `example=`), in evaluation and in training mode, find these
+modules. `ens.plan.prefix` names them, and checkpoints keep them. Nothing is shared, and the report
+says why, where
 
 * the network writes into a result of these layers, or draws numbers of Python's or NumPy's between
   them;
@@ -81,8 +71,27 @@ random functions between modules.
 Time of {members} members over *one* network:
 
 {dial}
+"""
 
-## Results
+TABLES = """# Every figure of the benchmark
+
+The page for users is [performance.md](performance.md). `python -m benchmarks.page` writes both
+from [`{source}`](../{source}); no figure is typed.
+
+{runs}
+
+Every contestant takes its turn in every round. A ratio is the median over rounds of a contestant's
+time by that of {members} separate networks in the same round, in brackets the smallest and the
+largest. With one thread, times are CPU seconds of the process: waiting for other programs does not
+enter, what they do to the shared cache does. ONNX Runtime has as many threads. Its int8 files keep
+the weights of linear layers in eight bits; they are off by the largest difference of a probability
+from that of the float32 file, for networks with random weights.
+
+Not measured: {missing}.
+
+## Goals
+
+{goals}
 
 {results}
 """
@@ -90,29 +99,64 @@ Time of {members} members over *one* network:
 Row = dict[str, Any]
 
 
-def page(done: dict[str, Any], source: str) -> str:
-    """The page, as Markdown."""
-    facts = done["machine"]
-    machine = (
-        f"{facts['processor']}, {facts['cores']} cores, {', '.join(facts['instructions']) or '–'}, "
-        f"{facts['memory_bytes'] / 2**30:.0f} GiB; {facts['threads']} thread; "
-        f"torch {facts['torch']}, Python {facts['python']}, malloc: {facts['malloc']}"
-    )
+def page(done: Row) -> str:
+    """The page for users, as Markdown."""
+    dial = [table("dial", name, rows) for name, rows in done["parts"].get("dial", {}).items()]
+    return PROSE.format(
+        members=done["members"], threads=done["runs"][-1]["machine"]["threads"],
+        goals=_summary(done["goals"]), dial="\n\n".join(dial),
+    )  # fmt: skip
+
+
+def tables(done: Row, source: str) -> str:
+    """All goals and rows, as Markdown."""
     parts = done["parts"]
-    dial = [table("dial", name, rows) for name, rows in parts.get("dial", {}).items()]
     shown = [p for p in _TABLES if p != "dial"]
     results = [table(p, n, rows) for p in shown for n, rows in parts.get(p, {}).items()]
     names = list(dict.fromkeys(n for rows in parts.values() for n in rows))
-    wanted = {p: names[:1] if p.startswith("compiled") else names for p in _TABLES if p != "dial"}
+    wanted = {p: names[:1] if p.startswith("compiled") else names for p in shown}
     left = [
         f"{_TITLES[p]} of {n}" for p, ns in wanted.items() for n in ns if n not in parts.get(p, ())
     ]
-    commands = "\n".join(done["commands"])
-    return PROSE.format(
-        commands=commands, source=source, machine=machine, members=done["members"],
-        goals=_goals(done["goals"]), missing="; ".join(left) or "nothing",
-        dial="\n\n".join(dial), results="\n\n".join(results),
+    return TABLES.format(
+        source=source, runs=_runs(done["runs"]), members=done["members"],
+        missing="; ".join(left) or "nothing", goals=_goals(done["goals"]),
+        results="\n\n".join(results),
     )  # fmt: skip
+
+
+def _runs(runs: Sequence[Row]) -> str:
+    """The commands, by the machine they ran on."""
+    by: dict[str, list[str]] = {}
+    for run in runs:
+        facts = run["machine"]
+        machine = (
+            f"{facts['processor']}, {facts['cores']} cores, "
+            f"{', '.join(facts['instructions']) or '–'}, {facts['memory_bytes'] / 2**30:.0f} GiB; "
+            f"{facts['threads']} thread; torch {facts['torch']}, Python {facts['python']}, "
+            f"malloc: {facts['malloc']}"
+        )
+        by.setdefault(machine, []).append(run["command"])
+    return "\n\n".join(
+        f"Measured on {machine}, by\n\n```\n" + "\n".join(commands) + "\n```"
+        for machine, commands in by.items()
+    )
+
+
+def _summary(goals: Sequence[Row]) -> str:
+    """One line for each goal: the range of its figures."""
+    by: dict[str, list[Row]] = {}
+    for g in goals:
+        by.setdefault(g["goal"], []).append(g)
+    lines = []
+    for name, rows in by.items():
+        bound, known = rows[0]["bound"], [g for g in rows if g["value"] is not None]
+        values = [_share(v, bound) for v in sorted(g["value"] for g in known)]
+        met = sum(g["met"] for g in known)
+        verdict = "met" if met == len(known) else f"**met in {met} of {len(known)}**"
+        span = "–".join(dict.fromkeys((values[0], values[-1]))) if values else "not measured"
+        lines.append((name, _share(bound, bound), span, verdict if known else "–"))
+    return _markdown(("what", "goal: at most", "measured", ""), lines)
 
 
 def table(part: str, name: str, rows: Sequence[Row]) -> str:
@@ -223,12 +267,14 @@ _TABLES: dict[str, Any] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page."""
+    """Write both pages."""
     if len(argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
     source, target = Path(argv[0]), Path(argv[1])
-    target.write_text(page(json.loads(source.read_text()), source.as_posix()))
+    done = json.loads(source.read_text())
+    target.write_text(page(done))
+    target.with_name(f"{target.stem}-tables.md").write_text(tables(done, source.as_posix()))
     return 0
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from sigmanens.lab.backbones.registry import build_backbone
 
-__all__ = ["SUBJECTS", "Subject"]
+__all__ = ["MEMBERS", "SUBJECTS", "Subject"]
 
 CLASSES = 10
+MEMBERS = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ def _vit() -> nn.Module:
     )
 
 
+def _lite0() -> nn.Module:
+    return build_backbone("timm/efficientnet_lite0", num_classes=CLASSES)
+
+
 def _minilm() -> nn.Module:
     """BERT with MiniLM's sizes: 6 layers, 384 wide, 12 heads; dropout as it comes (0.1)."""
     from transformers import BertConfig, BertForSequenceClassification
@@ -82,8 +87,9 @@ SUBJECTS: dict[str, Subject] = {
         ),
     ),
     "ResNet-18, 32×32": Subject(
-        lambda: build_backbone("resnet18", num_classes=CLASSES), _pictures(32), (8,), (1, 8)
+        lambda: build_backbone("resnet18", num_classes=CLASSES), _pictures(32), (8,), (1, 8, 32)
     ),
+    "EfficientNet-Lite0, 64×64": Subject(_lite0, _pictures(64), (8,), (1, 8, 32)),
     "ViT, 6 blocks": Subject(_vit, _pictures(32), (8,), (1, 8, 64)),
     "MiniLM, 32 tokens": Subject(_minilm, _sentences, (8,), (1, 8, 64)),
 }

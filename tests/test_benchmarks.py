@@ -16,7 +16,7 @@ pytest.importorskip("torch_uncertainty", reason="the rivals' layers: pip install
 from benchmarks import __main__ as command
 from benchmarks import measure
 from benchmarks.goals import judged
-from benchmarks.page import page
+from benchmarks.page import page, tables
 from benchmarks.plan import START, STOP, Job, layouts, table
 from benchmarks.runtime import FLOAT, INT8
 from benchmarks.subjects import Subject
@@ -121,8 +121,8 @@ def example() -> dict[str, Any]:
             ]
         },
     }
-    machine = command.machine(1)
-    done = {"version": 1, "members": 4, "commands": ["c"], "machine": machine, "parts": parts}
+    runs = [{"command": "c", "machine": command.machine(1)}]
+    done = {"version": 2, "members": 4, "runs": runs, "parts": parts}
     return done | {"goals": judged(done)}
 
 
@@ -162,8 +162,8 @@ def test_one_of_compiler_and_runtime_will_do_for_the_goal_at_a_large_batch() -> 
     assert by("onnx") == [(None, None, None)]
 
 
-def test_the_page_holds_every_row() -> None:
-    text = page(example(), "benchmarks/results/x.json")
+def test_the_tables_hold_every_row() -> None:
+    text = tables(example(), "benchmarks/results/x.json")
     for line in (
         "| training step ≤ M separate steps | Net | B=8 | 1.00 | 0.90 | sigmanens folded | met |",
         "| train, B=8, fp32 | packed | failed | ValueError: a / b |",
@@ -176,6 +176,17 @@ def test_the_page_holds_every_row() -> None:
     ):
         assert line in text
     assert "**not met**" in text
+
+
+def test_the_page_has_the_range_of_each_goal() -> None:
+    done = example()
+    text = page(done)
+    assert "| training step ≤ M separate steps | 1.00 | 0.90 | met |" in text
+    more = [
+        g | {"value": 1.2, "met": False} for g in done["goals"] if g["goal"].startswith("training ")
+    ]
+    text = page(done | {"goals": [*done["goals"], *more]})
+    assert "| training step ≤ M separate steps | 1.00 | 0.90–1.20 | **met in 1 of 2** |" in text
 
 
 def test_a_run_measures_and_writes_what_it_measured(
@@ -248,12 +259,16 @@ def test_a_contestant_that_cannot_be_exported_is_a_row(monkeypatch: pytest.Monke
     assert found == {name: f"ValueError: no {name}" for name in FLOAT} | {"separate": None}
 
 
-def test_the_committed_page_is_that_of_the_committed_figures() -> None:
+def test_the_committed_pages_are_those_of_the_committed_figures() -> None:
     source = ROOT / "benchmarks" / "results" / "two-cores.json"
-    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     done = json.loads(source.read_text(encoding="utf-8"))
     assert done["goals"] == judged(done)
-    assert written == page(done, source.relative_to(ROOT).as_posix())
+    pages = {
+        "performance.md": page(done),
+        "performance-tables.md": tables(done, source.relative_to(ROOT).as_posix()),
+    }
+    for name, text in pages.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text
 
 
 def test_the_plan_adds_up() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +31,8 @@ from sigmanens.errors import DataError, InputError, MissingPackageError, RunErro
 from sigmanens.lab.cli import main
 from sigmanens.lab.data.texts import encode, load_tokenizer
 from sigmanens.lab.predicting import Answers, TrainedRun
+
+ROOT = Path(__file__).resolve().parents[2]
 
 root = folders.root  # a tiny BERT
 HEAD = ["input", "class", "probability", "entropy", "expected_entropy", "modulation"]
@@ -276,7 +282,7 @@ def test_runs_that_cannot_answer(run: TrainedRun, tmp_path: Path, place: Path) -
     (copy / "predictions.safetensors").unlink()
     again = sn.load_run(copy)
     assert again.predict(place / "new").rows() == run.predict(place / "new").rows()
-    with pytest.raises(RunError, match="which abstention is fitted on"):
+    with pytest.raises(RunError, match="the run's predictions, cannot be read"):
         again.abstention(0.1)
     (copy / "inputs.json").unlink()
     with pytest.raises(RunError, match=r"has no inputs.json: .* Train again"):
@@ -296,3 +302,94 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sigmanens.lab.predicting", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'sigmanens\[lab\]'"):
         sn.load_run("runs/x")
+
+
+# -- examples/server.py ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(place: Path) -> Callable[[str], Any]:
+    """Makes the service of a run, with its ONNX file."""
+    for package in ("fastapi", "httpx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    spec = importlib.util.spec_from_file_location("server", ROOT / "examples" / "server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def make(name: str, **options: Any) -> Any:
+        folder, model = place / "runs" / name, place / f"{name}.onnx"
+        if not model.exists():
+            assert main(["export", str(folder), "--out", str(model)]) == 0
+        service = module.Service(sn.load_run(folder), model, 0.4, **options)
+        return service, module.application(service)
+
+    return make
+
+
+def test_a_server_answers_many_threads_as_the_run_answers_alone(
+    server: Callable[[str], Any], place: Path, run: TrainedRun
+) -> None:
+    from fastapi.testclient import TestClient
+
+    service, app = server("pictures")
+    files = sorted((place / "new").rglob("*.png"))
+    bodies = [file.read_bytes() for file in files]
+    expected = run.predict(files, abstain_at_risk=0.4).rows()
+
+    def ask(start: int) -> list[tuple[int, dict[str, Any]]]:
+        order = [(start * 7 + 3 * i) % len(files) for i in range(60)]
+        with TestClient(app) as client:
+            return [(i, client.post("/predict", content=bodies[i]).json()) for i in order]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [one for found in pool.map(ask, range(8)) for one in found]
+    assert len(answers) == 480
+    for i, answer in answers:
+        row = expected[i]
+        assert answer["class"] == row["class"]
+        for key in ("probability", "entropy", "expected_entropy", "modulation"):
+            assert answer[key] == pytest.approx(row[key], abs=1e-4)
+        if abs(row["probability"] - service.rule.threshold) > 1e-4:  # which is one of these
+            assert answer["abstain"] == row["abstain"]
+    assert service.drift.report()["inputs"] == 200
+
+
+def test_a_server_reads_texts_of_any_length(
+    server: Callable[[str], Any], reader: TrainedRun
+) -> None:
+    from fastapi.testclient import TestClient
+
+    client = TestClient(server("texts")[1])
+    for text in ("good", "poor awful film film bad"):
+        answer = client.post("/predict", content=text.encode()).json()
+        row = reader.predict([text]).rows()[0]
+        assert answer["class"] == row["class"]
+        assert answer["probability"] == pytest.approx(row["probability"], abs=1e-4)
+    assert client.post("/predict", content=b"\xff").status_code == 422
+
+
+def test_a_server_refuses_what_is_no_picture_and_sees_drift(
+    server: Callable[[str], Any], place: Path
+) -> None:
+    from fastapi.testclient import TestClient
+
+    service, app = server("pictures", window=5)
+    client = TestClient(app)
+    refused = client.post("/predict", content=b"no picture")
+    assert (refused.status_code, refused.json()["detail"][:23]) == (422, "the body is no picture:")
+    assert client.get("/health").json()["drifted"] is None  # nothing to judge by
+    body = next((place / "new").rglob("*.png")).read_bytes()
+    for _ in range(5):
+        client.post("/predict", content=body)
+    health = client.get("/health").json()
+    assert health["inputs"] == 5
+    assert health["abstention"] == str(service.rule)
+    gap = abs(health["entropy"] - health["expected_entropy"])
+    entropies = service.run.validation()[0].entropy.double()
+    error = entropies.std() * (1 / 5 + 1 / len(entropies)) ** 0.5
+    assert health["drifted"] == bool(gap > 4 * error)
+    for _ in range(5):
+        service.drift.add(float(entropies.mean() + 10 * error))
+    assert client.get("/health").json()["drifted"] is True

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
 from sigmanens.errors import ConfigError, RunError
 from sigmanens.export.onnx import export_onnx
 from sigmanens.export.program import export_program
-from sigmanens.lab.pipeline import load_run
-from sigmanens.lab.runs import write_tensors
+from sigmanens.lab.config import TrainConfig
+from sigmanens.lab.data.texts import load_tokenizer
+from sigmanens.lab.predicting import TrainedRun
+from sigmanens.lab.runs import read_config, write_tensors
 
 FORMATS = ("onnx", "program", "collapse", "member:<i>")
 """What can leave: ONNX, a ``torch.export`` program, one plain network's tensors."""
@@ -44,17 +46,13 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
         raise ConfigError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
     if out.exists():
         raise RunError(f"{out} exists already; give another --out")
-    ensemble, shop = load_run(folder)
-    model, example = shop.config.model, shop.material.data.test.images[:4]
-    length_dim = None
-    if shop.material.padding is not None:
-        length_dim = 1
-        missing = shop.config.data.length - example.shape[1]
-        example = F.pad(example, (0, missing), value=shop.material.padding)
+    run = TrainedRun.load(folder)
+    ensemble, model = run.ensemble.cpu(), TrainConfig.from_dict(read_config(folder)).model
     if numbered and int(number) >= ensemble.num_members:
         raise ConfigError(
             f"--format is {form!r}, but the members are 0 to {ensemble.num_members - 1}"
         )
+    example, length_dim = _example(run)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if kind == "onnx":
@@ -69,3 +67,16 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
     except OSError as e:
         raise RunError(f"could not write {out}: {e.strerror or e}") from e
     return out
+
+
+def _example(run: TrainedRun) -> tuple[Tensor, int | None]:
+    """Four inputs of the run's kind, drawn at random, and the dimension of any length."""
+    how, draw = run.inputs, torch.Generator().manual_seed(0)
+    if how["kind"] == "pictures":
+        return torch.randn(4, how["channels"], *how["size"], generator=draw), None
+    tokenizer = load_tokenizer(how["tokenizer"])
+    padding = tokenizer.pad_token_id
+    tokens = torch.randint(len(tokenizer) - 1, (4, how["length"]), generator=draw)
+    tokens += tokens >= padding  # which stands on the right only
+    tokens[1, -(-how["length"] // 2) :] = padding
+    return tokens, 1

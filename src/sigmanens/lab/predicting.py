@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from sigmanens.ensemble.ensemble import SigmaEnsemble, load
 from sigmanens.ensemble.prediction import Prediction
@@ -164,19 +165,40 @@ class TrainedRun:
         rule = None if abstain_at_risk is None else self.abstention(abstain_at_risk)
         if rule is not None and rule.threshold is None:
             warn(str(rule))
-        how = self.inputs
-        if how["kind"] == "texts":
-            examples: list[Any] = given_texts(inputs, how["column"])
-            names = examples
-            x: Pictures = encode(examples, load_tokenizer(how["tokenizer"]), how["length"])
-        else:
-            examples = given_pictures(inputs)
-            names = [name_of(picture, i) for i, picture in enumerate(examples)]
-            shape = (len(examples), how["channels"], *how["size"])
-            x = LazyPictures(GivenPictures(examples, how), torch.arange(len(examples)), shape)
+        examples, names, x = self._read(inputs)
         logits = member_logits(self.ensemble, batch)(x)
         prediction = Prediction.from_logits(logits, float(self.ensemble.temperature))
         return Answers(tuple(examples), tuple(names), prediction, self.classes, rule)
+
+    def read(self, inputs: Any) -> Tensor:
+        """Inputs as the network takes them: pictures (B, C, H, W), or tokens (B, L) of texts.
+
+        For another runtime than PyTorch, see :func:`sigmanens.export_onnx`. ``inputs`` and what is
+        raised are those of :meth:`predict`.
+        """
+        x = self._read(inputs)[2]
+        return x if isinstance(x, Tensor) else x[:]
+
+    def _read(self, inputs: Any) -> tuple[list[Any], list[str], Pictures]:
+        """The inputs one by one, what they are called, and what the network takes for them."""
+        how = self.inputs
+        if how["kind"] == "texts":
+            texts = given_texts(inputs, how["column"])
+            return texts, texts, encode(texts, load_tokenizer(how["tokenizer"]), how["length"])
+        pictures = given_pictures(inputs)
+        names = [name_of(picture, i) for i, picture in enumerate(pictures)]
+        shape = (len(pictures), how["channels"], *how["size"])
+        x = LazyPictures(GivenPictures(pictures, how), torch.arange(len(pictures)), shape)
+        return pictures, names, x
+
+    def validation(self) -> tuple[Prediction, Tensor]:
+        """What the run predicted for its validation examples, and their classes (n,).
+
+        Raises:
+            RunError: if the run's predictions are gone.
+        """
+        _, labels, held_out = self._predicted()
+        return held_out, labels
 
     def abstention(self, risk: float, delta: float = 0.05) -> Abstention:
         """The rule that answers most while at most a share ``risk`` of its answers is wrong.
@@ -189,6 +211,12 @@ class TrainedRun:
         Raises:
             InputError: for a risk or δ outside (0, 1). RunError: if the run's predictions are gone.
         """
+        test, labels, held_out = self._predicted()
+        correct = held_out.labels == labels
+        return fit_abstention(held_out.confidence, correct, risk, test.confidence, delta)
+
+    def _predicted(self) -> tuple[Prediction, Tensor, Prediction]:
+        """Test predictions, and the classes and predictions of the validation examples."""
         path, name = self.folder / "predictions.safetensors", self.inputs["predictions"]
         try:
             with safe_open(path, "pt") as file:
@@ -196,12 +224,11 @@ class TrainedRun:
                 held_out = file.get_tensor(f"{name}.validation_member_log_probs")
                 test = file.get_tensor(f"{name}.member_log_probs")
         except (OSError, SafetensorError) as e:
-            raise RunError(f"{path}, which abstention is fitted on, cannot be read: {e}") from e
-        temperature = float(self.ensemble.temperature)
-        seen, others = (Prediction.from_logits(t, temperature) for t in (held_out, test))
-        return fit_abstention(
-            seen.confidence, seen.labels == labels, risk, others.confidence, delta
+            raise RunError(f"{path}, the run's predictions, cannot be read: {e}") from e
+        seen, others = (
+            Prediction.from_logits(t, float(self.ensemble.temperature)) for t in (held_out, test)
         )
+        return others, labels, seen
 
 
 def told_inputs(arguments: Iterable[str], lines: Iterable[str], kind: str) -> list[Any]:
