@@ -25,7 +25,7 @@ UNFINISHED := $(VENV)/.sigmanens-unfinished
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow matrix lint types contract clean
+.PHONY: help demo test slow matrix docs lint types contract clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -49,6 +49,11 @@ slow: $(DEV) ## run the tests that make test leaves out: kills, resumed runs, la
 matrix: $(DEV) ## run every network of docs/compatibility.md and write it anew; an hour
 	@$(POINT_HERE)
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/make_compatibility.py --workers 2 $(MATRIX_ARGS)
+
+docs: $(DEV) ## build the documentation site in build/site; a broken link is an error
+	@$(POINT_HERE)
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 lint: $(DEV) ## check style and formatting
 	@$(BIN)/ruff check .

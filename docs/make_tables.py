@@ -71,12 +71,12 @@ def main(check: bool) -> int:
 def readme() -> str:
     """The README with its two results put in again."""
     text = README.read_text(encoding="utf-8")
-    output = printed(json.loads((RESULTS / "digits-demo" / "metrics.json").read_text("utf-8")))
+    demo = json.loads((RESULTS / "digits-demo" / "metrics.json").read_text("utf-8"))
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
     transfer = json.loads((RESULTS / "transfer-tiny20" / "metrics.json").read_text("utf-8"))
     blocks = {
         "transfer": "\n".join(transfer_tables.table(transfer, transfer_tables.COLUMNS[:-2])),
-        "demo": f"```\n{output}\n```",
+        "demo": "\n".join([*table(demo, README_COLUMNS, seconds=False), "", verdict(demo)]),
         "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False)),
     }
     for name, block in blocks.items():
@@ -86,12 +86,12 @@ def readme() -> str:
     return text
 
 
-def printed(metrics: Mapping[str, Any]) -> str:
-    """What a command prints of a run."""
+def verdict(metrics: Mapping[str, Any]) -> str:
+    """The sentence that a command ends the table of a run with."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     print_run(metrics, console)
-    lines = console.file.getvalue().rstrip().splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    last = console.file.getvalue().rstrip().rpartition("\n\n")[2]
+    return "\n".join(line.rstrip() for line in last.partition("\n•")[0].splitlines())
 
 
 def render() -> str:

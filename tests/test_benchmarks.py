@@ -104,7 +104,7 @@ def example() -> dict[str, Any]:
                     ("sigmanens onnx int8", 64, 0.6, "int8", 0.002),
                 )
             ]
-            + [row("predict", "sigmanens onnx sequential", 64, None, error="ValueError: a | b")]
+            + [row("predict", "sigmanens onnx small", 64, None, error="ValueError: a | b")]
         },
         "dial": {"Net": [{"shared": "nothing"} | row("train", "", 8, 4.0)]},
         "costs": {
@@ -170,7 +170,7 @@ def test_the_tables_hold_every_row() -> None:
         "| train, B=8, bf16 | sigmanens folded | 100.0 | 0.10 [0.10, 0.10] |",
         "; 0.84 × eager separate networks |",
         "| predict, B=64, int8 | sigmanens onnx int8 | 600.0 | 0.60 [0.60, 0.60] | 2.0 | 2.0e-03 |",
-        "| sigmanens onnx sequential | failed | ValueError: a / b | – | – |",
+        "| sigmanens onnx small | failed | ValueError: a / b | – | – |",
         "| sigmanens sequential | 16 | 8 | 0 | 1.10 |",
         "| 2.0% | 2.0% | 0.10 | 2 | 4 | 1.010 |",
     ):
@@ -211,7 +211,9 @@ def test_a_run_measures_and_writes_what_it_measured(
     assert all(r["ratio"] > 0 for r in done["parts"]["dial"]["small"])
     assert done["parts"]["costs"]["small"][0]["checkpoint_bytes"] > 0
     assert "### small: training step" in capsys.readouterr().out
-    assert page(done, "x.json")
+    assert len(done["runs"]) == 2
+    assert page(done)
+    assert tables(done, "x.json")
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ class NormRule:
         keep: ``(source, axis, like) -> MemberNorm`` for a BatchNorm that is kept: its statistics
             must be one set per member. None for norms without statistics.
         shape: gives the shape S of a source norm's parameters; that of its ``weight`` by default.
-        scale: gives the scale (*S) of a source norm, or None for 1; its ``weight`` by default.
+        scale: gives the scale ``(*S)`` of a source norm, or None for 1; its ``weight`` by default.
     """
 
     build: Builder

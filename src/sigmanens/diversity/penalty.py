@@ -43,7 +43,7 @@ class Diversity:
     """The penalty on an ensemble's scales.
 
     A setting may be a function of the training's progress, 0 to 1. Your training loop says it; the
-    integrations and the command line do that by themselves:
+    integrations and the command line do that by themselves::
 
         diversity = sn.Diversity(tau=0.5, weight=sn.diversity.Ramp(0.01, start=0.2, length=0.3))
         for step in range(total):

@@ -170,8 +170,8 @@ def ece_interval(
 
     No resampling of an absolute value is right near 0, so a test is inverted instead. Candidate
     models have the bins' gaps scaled by κ ≥ 0, acc_b(κ) = conf_b − κ (conf_b − acc_b), and a true
-    calibration error Σ_b (n_b/n) |conf_b − acc_b(κ)|. For each κ the correct answers in each bin
-    are drawn anew, n_b of them with chance acc_b(κ); the interval holds the true errors of all
+    calibration error Σ_b (n_b/n) ``|conf_b − acc_b(κ)|``. For each κ the correct answers of each
+    bin are drawn anew, n_b of them with chance acc_b(κ); the interval holds the true errors of all
     candidates whose drawn ECEs have the observed one between their (1−level)/2 and (1+level)/2
     quantiles. Its ends are searched for by halving. The work does not grow with n.
 

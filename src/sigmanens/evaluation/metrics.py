@@ -226,7 +226,7 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Σ_b (n_b/n) |accuracy_b − confidence_b| over these bins."""
+        """Σ_b (n_b/n) ``|accuracy_b − confidence_b|`` over these bins."""
         rows = zip(self.count, self.accuracy, self.confidence, strict=True)
         return sum(n * abs(a - c) for n, a, c in rows if a is not None and c is not None) / self.n
 
@@ -287,7 +287,7 @@ def reliability(
 
 
 def ece(log_probs: Any, labels: Any, bins: int = DEFAULT_BINS) -> float:
-    """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b|, equal-width bins (1706.04599).
+    """Expected calibration error Σ_b (n_b/n) ``|acc_b − conf_b|``, equal-width bins (1706.04599).
 
     Biased upwards at small n: a calibrated model reads about 0.13 at n = 50 and 0.03 at n = 1000.
     """
@@ -300,7 +300,7 @@ def adaptive_ece(log_probs: Any, labels: Any, bins: int = DEFAULT_BINS) -> float
 
 
 def classwise_ece(log_probs: Any, labels: Any, bins: int = DEFAULT_BINS) -> float:
-    """Class-wise ECE (1/C) Σ_c Σ_b (n_bc/n) |freq_bc − conf_bc| (arXiv 1910.12656).
+    """Class-wise ECE (1/C) Σ_c Σ_b (n_bc/n) ``|freq_bc − conf_bc|`` (arXiv 1910.12656).
 
     For each class, its probability is binned at equal width over all samples, and compared with
     how often the class was the label in that bin.

@@ -1,4 +1,4 @@
-"""An ensemble for the routines of torch-uncertainty, which then measure it like their own methods.
+"""An ensemble for the routines of torch-uncertainty, which then measure it like their own methods::
 
     routine = ClassificationRoutine(
         RoutineAdapter(ensemble), num_classes=10, is_ensemble=True,

@@ -186,15 +186,15 @@ class MemberNorm(MemberLayer):
         """Put running statistics into the plain norm, where this layer has any."""
 
     def scales(self) -> Tensor:
-        """Effective scales of all members, (M, *S), at least float32."""
+        """Effective scales of all members, ``(M, *S)``, at least float32."""
         raise NotImplementedError
 
     def shifts(self) -> Tensor | None:
-        """Shifts (M, *S) or shared (1, *S), at least float32, or None."""
+        """Shifts ``(M, *S)`` or shared ``(1, *S)``, at least float32, or None."""
         raise NotImplementedError
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor | None]:
-        """Scales (k, *S) and shifts (k or 1, *S) of the k members in this pass."""
+        """Scales ``(k, *S)`` and shifts ``(k or 1, *S)`` of the k members in this pass."""
         made = self.axis.current
         scale, shift = self.scales(), self.shifts()
         if made.perturbed:
@@ -206,7 +206,7 @@ class MemberNorm(MemberLayer):
         return scale, shift
 
     def _apart(self, scale: Tensor) -> Tensor:
-        """Scales (M, *S) that differ visibly between members, for a check; shared ones stay."""
+        """Scales ``(M, *S)`` that differ visibly between members, for a check; shared ones stay."""
         return scale
 
     def _normalise(
@@ -222,7 +222,7 @@ class MemberNorm(MemberLayer):
         return self.finish(y)
 
     def _scale_shift(self, y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-        """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to (k, *S)."""
+        """``scale ⊙ y + shift`` with the members' rows of y (k·B, …) matched to ``(k, *S)``."""
         self._check_rows(y)
         k = self.axis.current.count
         rows = y.unflatten(0, (k, y.shape[0] // k))
@@ -233,7 +233,7 @@ class MemberNorm(MemberLayer):
         return out.to(y.dtype).flatten(0, 1)
 
     def _placed(self, t: Tensor, rows: Tensor) -> Tensor:
-        """View t (k, *S) so that it broadcasts over rows (k, B, …)."""
+        """View t ``(k, *S)`` so that it broadcasts over rows (k, B, …)."""
         if self.channels_last:
             return t.view(t.shape[0], *(1,) * (rows.dim() - t.dim()), *t.shape[1:])
         return t.view(t.shape[0], 1, t.shape[1], *(1,) * (rows.dim() - 3))

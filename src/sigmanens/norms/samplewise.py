@@ -27,7 +27,7 @@ class _Samplewise(SigmaNorm):
 
 
 class SigmaLayerNorm(_Samplewise):
-    """σNorm over LayerNorm with any ``normalized_shape``; x is (k·B, …, *normalized_shape)."""
+    """σNorm over LayerNorm with any ``normalized_shape``; x is ``(k·B, …, *normalized_shape)``."""
 
     channels_last = True
     settings = ("normalized_shape", "eps")
@@ -41,7 +41,7 @@ class SigmaLayerNorm(_Samplewise):
 
 
 class SigmaRMSNorm(_Samplewise):
-    """σNorm over RMSNorm; x is (k·B, …, *normalized_shape)."""
+    """σNorm over RMSNorm; x is ``(k·B, …, *normalized_shape)``."""
 
     channels_last = True
     settings = ("normalized_shape", "eps")

@@ -33,10 +33,10 @@ class Affine:
     """Initial scales and shifts of one σNorm layer with parameter shape ``S`` (``(C,)`` mostly).
 
     Attributes:
-        logit: γ, or the factor itself under ``kind="linear"``: (M, *S), float32.
-        carrier: frozen factor k, broadcastable to (M, *S), or None for 1.
-        offset: frozen offset o (M, *S), or None for 0.
-        shift: (M, *S) one per member and trained, (*S) shared and frozen, or None.
+        logit: γ, or the factor itself under ``kind="linear"``: ``(M, *S)``, float32.
+        carrier: frozen factor k, broadcastable to ``(M, *S)``, or None for 1.
+        offset: frozen offset o ``(M, *S)``, or None for 0.
+        shift: ``(M, *S)`` one per member and trained, ``(*S)`` shared and frozen, or None.
         kind: ``"sigmoid"`` or ``"linear"``.
     """
 
@@ -106,16 +106,16 @@ class SigmaNorm(MemberNorm):
 
     @property
     def logit(self) -> nn.Parameter:
-        """The trained scale parameter (M, *S): ``scale_logit``, or ``scale`` under "linear"."""
+        """The trained scale parameter ``(M, *S)``: ``scale_logit``, or ``scale`` under "linear"."""
         return self.scale_logit if self.kind == "sigmoid" else self.scale
 
     def gates(self) -> Tensor:
-        """σ(γ) (M, *S), the member's share of each channel; the plain factor under "linear"."""
+        """σ(γ) ``(M, *S)``, the member's share of each channel; the plain factor under "linear"."""
         logit = whole(self.logit)
         return torch.sigmoid(logit) if self.kind == "sigmoid" else logit
 
     def scales(self) -> Tensor:
-        """Effective scales of all members, (M, *S), at least float32."""
+        """Effective scales of all members, ``(M, *S)``, at least float32."""
         scale = self.gates()
         if self.carrier is not None:
             scale = self.carrier * scale
@@ -124,7 +124,7 @@ class SigmaNorm(MemberNorm):
         return scale
 
     def shifts(self) -> Tensor | None:
-        """Shifts (M, *S) or shared (1, *S), at least float32, or None."""
+        """Shifts ``(M, *S)`` or shared ``(1, *S)``, at least float32, or None."""
         shift = self.shift
         return shift if shift is None or shift.dim() == self.logit.dim() else shift.unsqueeze(0)
 
@@ -135,7 +135,7 @@ class SigmaNorm(MemberNorm):
 
     @property
     def weight(self) -> Tensor:
-        """Effective scales (M, *S), to be read; a write raises InputError.
+        """Effective scales ``(M, *S)``, to be read; a write raises InputError.
 
         ``weight.requires_grad_(…)`` is that of the scale parameter. torch's functions that fold a
         norm into another layer, or split its weight into parts, raise ConversionError.
@@ -154,7 +154,7 @@ class SigmaNorm(MemberNorm):
 
     @property
     def bias(self) -> Tensor | None:
-        """Shifts (M, *S): the parameter if there is one per member, else to be read.
+        """Shifts ``(M, *S)``: the parameter if there is one per member, else to be read.
 
         Zeros where the base had a shift and the members have none; None where neither has.
         """
@@ -190,12 +190,12 @@ class SigmaNorm(MemberNorm):
         if name == "weight":
             own = "scale_logit" if self.kind == "sigmoid" else "scale"
             what = f"computed from the members' scales in '{own}'"
-            cure = f"Write to norm.{own} (M, *S), or to the base before sigmanens.convert"
+            cure = f"Write to norm.{own} ``(M, *S)``, or to the base before sigmanens.convert"
         elif self.shift is None:
             what = "0 for all members, which have no shift"
             cure = "Convert with shift=True for one per member"
         else:
-            what, cure = "the base's shift, shared by all members", "Write to norm.shift (*S)"
+            what, cure = "the base's shift, shared by all members", "Write to norm.shift ``(*S)``"
         which = f"the {name} of σNorm layer '{self.where}' ({type(self).__name__})"
         return f"{which} cannot be written: it is {what}. {cure}"
 

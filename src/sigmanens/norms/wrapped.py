@@ -24,7 +24,7 @@ class SigmaWrappedNorm(SigmaNorm):
 
     Args:
         source: the norm; x is (k·B, …).
-        axis, affine: the member axis; scales (M, *S) and shifts.
+        axis, affine: the member axis; scales ``(M, *S)`` and shifts.
         channels_last: whether S aligns with the trailing dimensions of x, or with dimension 1.
         neutral: the weight under which the source normalises only: 1, or 0 where it computes
             ``(1 + weight) ⊙ norm(x)``.
