@@ -84,6 +84,7 @@ def test_marks_name_rows_that_there_are() -> None:
 # -- rows that need no file of their own -------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.case("C2")
 def test_every_test_network_of_timm_is_preserved_or_refused() -> None:
     """At step 0 each member answers as the base does; norms and statistics are not constant."""

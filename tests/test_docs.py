@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["make_tables.py", "measure_collapse.py"])
+@pytest.mark.parametrize(
+    "script", ["make_tables.py", pytest.param("measure_collapse.py", marks=pytest.mark.slow)]
+)
 def test_the_tables_are_made_from_the_metrics(script: str) -> None:
     done = subprocess.run(
         [sys.executable, f"docs/{script}", "--check"],

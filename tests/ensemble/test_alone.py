@@ -107,7 +107,7 @@ def test_the_compiled_ensemble_serves_all_members_by_one_graph_too() -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("schedule", ["auto", 2])
+@pytest.mark.parametrize("schedule", ["auto", pytest.param(2, marks=pytest.mark.slow)])
 def test_schedules_give_the_numbers_of_the_network_as_written(schedule: Any) -> None:
     ens = ensemble(4, schedule=schedule)
     twin, counter = pair(ens)

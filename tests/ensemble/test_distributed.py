@@ -187,6 +187,7 @@ def test_a_killed_rank_ends_the_job_which_resumes_to_the_same_weights(tmp_path: 
         assert torch.equal(ours["ensemble"][name], value), name
 
 
+@pytest.mark.slow
 def test_lightning_ddp_trains_all_ranks_alike(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     with socket.socket() as free:

@@ -198,7 +198,7 @@ def quiet(name: str, network: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        pytest.param(n, w, marks=[pytest.mark.slow] if "torchvision" in n and w != "folded" else [])
+        pytest.param(n, w, marks=[pytest.mark.slow] if "torchvision" in n else [])
         for n in CUTS
         for w in ("folded", "sequential", 2, "backward")
     ],
@@ -306,6 +306,7 @@ def test_where_only_members_train_the_shared_norms_stay_as_they_are(tmp_path: Pa
     torch.testing.assert_close(sn.load(tmp_path, base=base).eval()(x), ens.eval()(x))
 
 
+@pytest.mark.slow
 def test_files_hold_the_first_part_once(tmp_path: Path) -> None:
     make, layers, inputs = SPLITS["timm ResNet"]
     ens = apart(sn.convert(randomise(make()), MEMBERS, layers=layers, init="preserve"))
@@ -327,8 +328,10 @@ def test_files_hold_the_first_part_once(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("make", [Random, Layers])
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("way", ["folded", 2, pytest.param("sequential", marks=pytest.mark.slow),
-                                 pytest.param("backward", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(
+    "way",
+    ["folded", *(pytest.param(w, marks=pytest.mark.slow) for w in (2, "sequential", "backward"))],
+)
 def test_compiled_networks_run_the_first_part_once(way: str | int, whole: bool, make: Any) -> None:
     torch._dynamo.reset()
     ens = apart(sn.convert(randomise(make()), MEMBERS, layers="last", init="preserve"))

@@ -80,11 +80,15 @@ def group_norm() -> nn.Module:
 
 
 @pytest.mark.case("S4")
-@pytest.mark.parametrize("layout", leaving.LAYOUTS)
 @pytest.mark.parametrize(
-    ("make", "name", "members", "sharpness"),
-    [(resnet, "x", 3, 0.1), (vit, "x", 2, 10), (group_norm, "input", 1, 10)],
-    ids=["resnet", "vit", "group_norm"],
+    ("make", "name", "members", "sharpness", "layout"),
+    [
+        (resnet, "x", 3, 0.1, "fast"),
+        (group_norm, "input", 1, 10, "fast"),
+        pytest.param(resnet, "x", 3, 0.1, "small", marks=pytest.mark.slow),
+        pytest.param(vit, "x", 2, 10, "fast", marks=pytest.mark.slow),
+        pytest.param(vit, "x", 2, 10, "small", marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_runtime_predicts_what_the_ensemble_predicts(
     make: Callable[[], nn.Module],
@@ -108,7 +112,7 @@ def test_onnx_runtime_predicts_what_the_ensemble_predicts(
     assert all(p.grad is not None for n, p in ens.named_parameters() if "scale_logit" in n)
 
 
-@pytest.mark.parametrize("layout", leaving.LAYOUTS)
+@pytest.mark.parametrize("layout", ["fast", pytest.param("small", marks=pytest.mark.slow)])
 def test_a_bert_with_keyword_inputs_of_any_length(layout: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

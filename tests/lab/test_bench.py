@@ -207,6 +207,7 @@ def test_rows_without_their_network_are_not_lost_to_remeasuring(
     assert again["differences"] == first["differences"]  # found while there were predictions
 
 
+@pytest.mark.slow
 def test_separate_networks_may_have_the_heads_of_members(tmp_path: Path) -> None:
     change = {"options.separate": {"head": "fresh"}, "recipe.head_lr_mult": 3.0}
     config = replace(
@@ -379,6 +380,7 @@ def test_presets_are_whole(name: str) -> None:
     assert trials_of(config)
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--methods", "[separate,sigmanens]", "--taus", "[2.0]", "--seeds", "[0]",
             "--recipe.epochs", "1", "--workers", "1", "--model.options", "{width: 4}"]  # fmt: skip

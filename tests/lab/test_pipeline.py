@@ -534,6 +534,7 @@ def test_a_finished_run_is_never_written_over(scratch: Done) -> None:
 # -- real data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_cifar10_with_a_pretrained_resnet20(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     for split, name in (("train", "train-00000-of-00005"), ("test", "test-00000-of-00001")):

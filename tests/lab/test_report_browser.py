@@ -278,7 +278,8 @@ def test_report_works_on_a_narrow_dark_screen(tmp_path: Path):
     assert found["filter"].startswith("invert(1)")
 
 
-@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
 def test_a_large_study_is_explored_by_click_key_and_link(width: int, tmp_path: Path):
     metrics = bench_metrics()
     study = read_study(metrics)

@@ -146,6 +146,7 @@ def test_curves_of_a_run_go_from_the_clean_data_through_every_kind(study: Study)
     assert mean["y"][5] == pytest.approx(sum(t["y"][5] for t in ece.traces[:-1]) / len(KINDS))
 
 
+@pytest.mark.slow
 def test_kinds_together_stand_in_the_figure_and_the_table_says_that_few_are_biased():
     metrics = copy.deepcopy(bench_metrics())
     plain = read_study(metrics)

@@ -122,6 +122,7 @@ def test_real_cifar_weights_load(depth: int, shared: Path) -> None:
     assert network.bn1.running_mean.abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_real_resnet20_reaches_its_known_accuracy(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

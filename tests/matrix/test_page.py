@@ -47,6 +47,7 @@ def test_the_json_covers_the_matrix() -> None:
         assert row["refusal"].partition(":")[0] == entry.refused, entry.id
 
 
+@pytest.mark.slow
 def test_a_run_replaces_its_rows_and_columns_only(script: ModuleType) -> None:
     arguments = ["--only", "^torch/MLP, (BatchNorm1d|parametrised)", "--skip", *COSTLY]
     assert script.main(arguments) == 0

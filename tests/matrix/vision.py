@@ -202,7 +202,7 @@ def torchvision_networks() -> list[Entry]:
     return [
         make("resnet18", build=partial(_torchvision, "resnet18")),
         make("resnet10 (FrozenBatchNorm2d)", build=_frozen_batch_norm),
-        make("mobilenet_v3_small", build=partial(_torchvision, "mobilenet_v3_small"), core=True),
+        make("mobilenet_v3_small", build=partial(_torchvision, "mobilenet_v3_small")),
         make("shufflenet_v2_x0_5", build=partial(_torchvision, "shufflenet_v2_x0_5")),
         make("efficientnet_b0", build=partial(_torchvision, "efficientnet_b0")),
         make("mnasnet0_5", build=partial(_torchvision, "mnasnet0_5")),

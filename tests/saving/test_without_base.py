@@ -97,7 +97,12 @@ BASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BASES)
+LARGE = ("torchvision mobile", "timm bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in BASES]
+)
 def test_the_base_is_made_anew(name: str, tmp_path: Path) -> None:
     make, inputs, options = BASES[name]
     base = make() if name == "zero scales" else randomise(make())
