@@ -99,6 +99,7 @@ def row(
         if sigmoid else None,
         "owners_by_layer": owners if sigmoid else None,
         "reliability": reliability(accuracy, ece, rng, 2000),
+        "risk_coverage": {"coverage": [0.5, 1.0], "risk": [(1 - accuracy) / 4, 1 - accuracy]},
         "ood": {
             name: {
                 "max_softmax": 0.78 + 0.04 * i + 0.05 * share + rng.gauss(0, 0.005),

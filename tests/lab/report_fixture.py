@@ -84,6 +84,11 @@ def row(method: str, tau: float | None, seed: int, n: int = 899) -> dict[str, An
         "cosine": cosine,
         "owners": list(owners) if owners else None,
         "reliability": reliability(accuracy, ece, rng, n),
+        "risk_coverage": {
+            "coverage": [i / 20 for i in range(1, 21)],
+            "risk": [(1 - accuracy) * (i / 20) ** 2 for i in range(1, 21)],
+        },
+        "confusion": [[90, 6, 4], [3, 95, 2], [0, 10, 90]],
         "ood": {
             "patches": auroc(0.99 - 1.1 * quality, 0.985 - 1.1 * quality),
             "held_out_noise": auroc(0.985 - 0.9 * quality, 0.992 - 0.9 * quality),

@@ -169,6 +169,7 @@ def test_a_run_holds_everything(scratch: Done) -> None:
     assert stored["data"] == {
         "description": "digits: 200 training pictures of 16 px, 10 classes",
         "train": 200, "validation": 100, "test": 100, "ood": {"noise": 40}, "shift": {},
+        "classes": [f"digit {i}" for i in range(10)],
     }  # fmt: skip
     ours = stored["histories"][-1]
     assert (ours["method"], [entry["epoch"] for entry in ours["epochs"]]) == ("sigmanens", [1, 2])

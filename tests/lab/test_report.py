@@ -24,6 +24,7 @@ from sigmanens.lab.report.owners import counts
 from sigmanens.lab.report.page import render, sections
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.reliability import bins
+from sigmanens.lab.report.selective import confusion_panel
 
 PLOTLY = get_plotlyjs()
 HOSTILE = "</script><img src=https://x.invalid/p.png onerror=alert(1)>\"'<b>%{x}"
@@ -33,9 +34,9 @@ HOSTILE = "</script><img src=https://x.invalid/p.png onerror=alert(1)>\"'<b>%{x}
 
 def test_figures_are_valid_plotly_and_drawn_for_what_was_measured():
     drawn = [section for section in sections(read_study(demo_metrics())) if section.panels]
-    keys = ["frontier", "tau", "reliability", "severity", "owners"]
+    keys = ["frontier", "tau", "reliability", "risk", "severity", "owners"]
     assert [figure.key for figure in drawn] == keys
-    assert [len(figure.panels) for figure in drawn] == [2, 3, 2, 3, 1]
+    assert [len(figure.panels) for figure in drawn] == [2, 3, 2, 1, 3, 1]
     for figure in drawn:
         for panel in figure.panels:
             go.Figure(panel.traces, panel.layout)
@@ -58,6 +59,33 @@ def test_frontier_plots_means_and_joins_the_dial_in_order_of_tau():
         "<b>τ=0.5</b>",
         "τ=2",
     }
+
+
+def test_risk_is_the_mean_over_seeds_and_the_curve_ends_at_the_error_rate():
+    study = read_study(demo_metrics(seeds=2))
+    section = next(s for s in sections(study) if s.key == "risk")
+    assert len(section.legend) == len(study.groups)
+    for group, trace in zip(study.groups, section.panels[0].traces, strict=True):
+        assert trace["x"] == [i / 20 for i in range(1, 21)]
+        assert trace["y"][-1] == pytest.approx(1 - group.stat("accuracy").mean, abs=0.05)
+        first, second = (row["risk_coverage"]["risk"][9] for row in group.rows.values())
+        assert trace["y"][9] == pytest.approx((first + second) / 2)
+
+
+def test_confusion_is_a_share_of_each_true_class_under_the_names_of_the_classes():
+    metrics = demo_metrics()
+    metrics["data"]["classes"] = ["cat", "dog", "<b>fox</b>"]
+    study = read_study(metrics)
+    panel = confusion_panel(study, study.groups[0])
+    trace = panel.traces[0]
+    assert trace["x"] == trace["y"] == ["cat", "dog", "&lt;b&gt;fox&lt;/b&gt;"]
+    assert trace["z"][1] == [0.03, 0.95, 0.02]
+    assert trace["customdata"][2] == [0, 10, 90]
+    del metrics["data"]["classes"]
+    for entry in metrics["rows"]:
+        entry["confusion"][0].append(1)  # not square
+    study = read_study(metrics)
+    assert confusion_panel(study, study.groups[0]) is None
 
 
 def test_reliability_bins_are_pooled_by_count_over_seeds():
@@ -172,8 +200,9 @@ def test_page_says_what_it_stands_on():
     plots = [
         attributes for _, attributes in Elements(page).found if attributes.get("role") == "img"
     ]
-    # 11 of the study, and of each of 8 runs a reliability diagram and 2 curves under noise.
-    assert len(plots) == page.count('class="plotly-graph-div"') == 11 + 8 * 3
+    # 12 of the study, and of each of 8 runs a reliability diagram, who is confused with whom, and 2
+    # curves under noise.
+    assert len(plots) == page.count('class="plotly-graph-div"') == 12 + 8 * 4
     assert all(attributes["aria-label"] for attributes in plots)
     # Every seed on hover, and in its own row with its interval.
     assert "seed 1: " in page

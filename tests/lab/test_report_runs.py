@@ -64,7 +64,7 @@ def test_rows_of_old_runs_have_fewer_details():
     study = read_study(demo_metrics())
     assert study.chosen is not None
     assert [panel.title.partition(",")[0] for panel in details(study, study.chosen)] == [
-        *("Reliability", "ECE under gaussian noise", "Accuracy under gaussian noise"),
+        *("Reliability", "Confusion", "ECE under gaussian noise", "Accuracy under gaussian noise"),
     ]
 
 
@@ -233,7 +233,7 @@ def test_crowded_figures_show_the_main_methods_first(study: Study):
         assert [g.label for g in legend if g.key not in found[key].rest] == main
     small = read_study(demo_metrics())
     assert small.main == list(small.groups)
-    assert [figure.key for figure in sections(small) if figure.rest] == ["reliability"]
+    assert [figure.key for figure in sections(small) if figure.rest] == ["reliability", "risk"]
 
 
 def test_a_method_keeps_its_look_whatever_its_members_and_rivals_differ(study: Study):
@@ -250,7 +250,17 @@ def test_page_of_a_large_study_holds_every_section_once(page: str):
     keys = re.findall(r'<section id="([\w-]+)"', page)
     assert keys == [
         *("summary", "warnings", "differences", "results", "run", "frontier", "tau", "weight"),
-        *("members", "reliability", "severity", "kinds", "owners", "training", "ood", "failures"),
+        *(
+            "members",
+            "reliability",
+            "risk",
+            "severity",
+            "kinds",
+            "owners",
+            "training",
+            "ood",
+            "failures",
+        ),
         *("choice", "seeds"),
     ]
     linked = re.findall(r'<a href="#([\w-]+)">', page)

@@ -130,6 +130,23 @@ def test_row_equals_the_evaluation_functions(trained: SigmaEnsemble, data: Evalu
     json.dumps(row, allow_nan=False)
 
 
+def test_a_row_says_where_to_abstain_and_what_is_confused(
+    trained: SigmaEnsemble, data: EvaluationData
+) -> None:
+    row, labels = measured(trained, data), data.test.labels
+    log_p = apply_temperature(average(trained, data.test.images), row["temperature"])
+    confidence, predicted = log_p.max(1)
+    wrong = (predicted != labels).double()[confidence.argsort(descending=True)]
+    found = row["risk_coverage"]
+    assert found["coverage"] == pytest.approx([i / 20 for i in range(1, 21)])
+    risks = [float(wrong[: 15 * i].mean()) for i in range(1, 21)]  # 300 examples
+    assert found["risk"] == pytest.approx(risks, abs=1e-9)
+    assert found["risk"][-1] == pytest.approx(1 - row["accuracy"])
+    for true, counts in enumerate(row["confusion"]):
+        for guess, count in enumerate(counts):
+            assert count == int(((labels == true) & (predicted == guess)).sum())
+
+
 def test_every_key_of_a_row_is_explained(trained: SigmaEnsemble, data: EvaluationData) -> None:
     text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     row = measured(trained, data)

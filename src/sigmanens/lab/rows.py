@@ -42,6 +42,9 @@ _INTERVALS: dict[str, Callable[..., float]] = _BRIEF | {
 }
 """Metrics of (log-probabilities, labels) that a row gives an interval of."""
 
+COVERAGES = 20
+MOST_CLASSES = 30  # of which all pairs are counted
+
 
 @dataclass(frozen=True)
 class EvaluationData:
@@ -188,6 +191,7 @@ def evaluate(
     }
     found = {k: intervals.bootstrap(*v, resamples=resamples) for k, v in measured.items()}
     row["intervals"] = {name: [ends.low, ends.high] for name, ends in found.items()}
+    row |= _selective(calibrated, data.test.labels)
     row["ood"], row["ood_detail"], row["ood_histograms"] = {}, {}, None
     if data.ood:
         scores = OodScores(logits, features, train, head)
@@ -208,6 +212,20 @@ def evaluate(
         "validation_labels": data.validation.labels,
     }
     return row, kept
+
+
+def _selective(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """The risk at twenty coverages, and how often each class is taken for each other one."""
+    curve, classes = risk.risk_coverage(log_probs, labels), log_probs.shape[1]
+    last = [max(round(len(labels) * share / COVERAGES) - 1, 0) for share in range(1, COVERAGES + 1)]
+    pairs = labels * classes + log_probs.argmax(1)
+    counts = torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+    return {
+        "risk_coverage": {
+            "coverage": [curve.coverage[i] for i in last], "risk": [curve.risk[i] for i in last]
+        },
+        "confusion": counts.tolist() if classes <= MOST_CLASSES else None,
+    }  # fmt: skip
 
 
 def _scales(network: nn.Module | None) -> dict[str, Any]:

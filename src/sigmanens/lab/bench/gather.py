@@ -49,7 +49,7 @@ def gather(
                 histories.append({k: row.get(k) for k in ONE_RUN} | {"epochs": history})
             rows.append(row)
     add_findings(rows, histories)
-    choice = choose(rows)
+    choice, material = choose(rows), load_material(config, config.seeds[0])
     return to_json(
         {
             "version": 1,
@@ -57,7 +57,7 @@ def gather(
             "command": command,
             "environment": environment() | {"threads": 1},
             "seconds": _seconds(rows),
-            "data": dict(load_material(config, config.seeds[0]).names),
+            "data": dict(material.names) | {"classes": material.inputs.get("classes")},
             "rows": rows,
             "histories": histories,
             "choice": choice,

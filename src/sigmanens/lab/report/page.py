@@ -26,6 +26,7 @@ from sigmanens.lab.report.plot import Panel, Section
 from sigmanens.lab.report.reading import read_study
 from sigmanens.lab.report.reliability import reliability, reliability_panels
 from sigmanens.lab.report.scores import score_panels
+from sigmanens.lab.report.selective import confusion_panel, risk_coverage
 from sigmanens.lab.report.study import Group, Study
 from sigmanens.lab.report.summary import CRITERIA, study_summary
 from sigmanens.lab.report.tables import Cell, Table
@@ -74,6 +75,7 @@ def sections(study: Study, linked: bool = False) -> list[Section]:
         frontier(study),
         *dial(study),
         reliability(study),
+        risk_coverage(study),
         corruption.severity(study),
         corruption.kinds(study),
         owners(study),
@@ -97,11 +99,10 @@ def _tabled(key: str, title: str, table: Table | None, note: str = "") -> Sectio
 
 
 def details(study: Study, group: Group) -> list[Panel]:
-    """One run in detail: reliability, owners per layer, corruptions, OOD scores, training."""
-    layers = layer_panel(group)
+    """One run in detail: reliability, confusion, owners, corruptions, OOD scores, training."""
     return [
         *reliability_panels(group),
-        *([layers] if layers else []),
+        *(panel for panel in (confusion_panel(study, group), layer_panel(group)) if panel),
         *corruption.curves_of_a_run(study, group),
         *score_panels(study, group),
         *training.curves_of_a_run(study, group),
