@@ -48,6 +48,20 @@ def test_no_other_temperature_is_better_on_the_fitting_data(problem) -> None:
     assert best <= nll_at(*problem, 1.0) + 1e-12
 
 
+def test_a_weight_counts_as_so_many_samples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_p = torch.log_softmax(2 * torch.randn(60, 4, generator=generator), 1)
+    labels = torch.randint(4, (60,), generator=generator)
+    labels[:40] = log_p[:40].argmax(1)
+    times = torch.arange(60) % 3 + 1
+    rows = torch.arange(60).repeat_interleave(times)
+    expected = ev.fit_temperature(log_p[rows], labels[rows])
+    assert ev.fit_temperature(log_p, labels, times.float()) == pytest.approx(expected)
+    assert ev.fit_temperature(log_p, labels) != pytest.approx(expected, rel=1e-3)
+    with pytest.raises(InputError, match=r"weights have shape \(60,\) and a least value of 0"):
+        ev.fit_temperature(log_p, labels, (times - 1).float())
+
+
 @given(problems, st.floats(0.02, 50.0))
 @settings(max_examples=40)
 def test_most_probable_class_and_normalisation_survive(problem, temperature) -> None:

@@ -92,6 +92,53 @@ def test_samples_that_set_no_temperature_are_told() -> None:
     assert model.temperature_ == 1.0
 
 
+def test_where_no_stratified_part_can_be_held_out_there_is_no_temperature(digits: Arrays) -> None:
+    for count, options in ((800, {"validation_fraction": 0.001}), (6, {})):
+        y = digits[1][:count] % 2
+        with pytest.warns(sn.SigmaNensWarning, match=f"no temperature is fitted.* {count} samples"):
+            model = small(**options).fit(digits[0][:count], y)
+        assert model.temperature_ == 1.0
+
+
+def test_weights_of_zero_leave_samples_out(digits: Arrays) -> None:
+    x, y, test, _ = digits
+    weights = np.ones(800)
+    weights[::5] = 0
+    kept = weights > 0
+    part = small().fit(x[kept], y[kept]).predict_proba(test)
+    weighted = small().fit(x, y, sample_weight=weights).predict_proba(test)
+    np.testing.assert_allclose(weighted, part, atol=1e-5)
+
+
+def test_weights_of_classes_are_weights_of_their_samples_and_move_the_probabilities(
+    digits: Arrays,
+) -> None:
+    x, y, test, _ = digits
+    y = np.where(y == 3, "three", "other")
+    balanced = small(class_weight="balanced").fit(x, y)
+    counts = np.where(y == "three", (y == "three").sum(), (y == "other").sum())
+    by_sample = small().fit(x, y, sample_weight=400 / counts)
+    expected = by_sample.predict_proba(test)
+    np.testing.assert_allclose(balanced.predict_proba(test), expected, atol=1e-6)
+    plain = small().fit(x, y).predict_proba(test)[:, 1].mean()
+    assert balanced.predict_proba(test)[:, 1].mean() > plain + 0.05
+    heavy = small(class_weight={"three": 30.0}).fit(x, y)
+    assert heavy.predict_proba(test)[:, 1].mean() > plain + 0.05
+
+
+def test_the_temperature_has_the_weights_too(digits: Arrays) -> None:
+    x, y = digits[:2]
+    weights = np.where(y < 5, 1.0, 3.0)
+    model = small(validation_fraction=0.25).fit(x, y, weights)
+    held_out = model._split(y, int(np.random.RandomState(0).randint(2**31 - 1)))[1]
+    log_probs = model.ensemble_.predict(
+        torch.from_numpy(x[held_out]).float(), temperature=1.0
+    ).log_probs
+    rows = np.repeat(np.arange(len(held_out)), weights[held_out].astype(int))
+    expected = evaluation.fit_temperature(log_probs[rows], torch.from_numpy(y[held_out][rows]))
+    assert model.temperature_ == pytest.approx(expected, rel=1e-4)
+
+
 def test_several_labels_per_sample_are_refused(digits: Arrays) -> None:
     several = np.eye(10)[digits[1]]
     with pytest.raises(InputError, match=r"y has several labels per sample, shape \(800, 10\)"):
@@ -179,7 +226,11 @@ def test_the_steps_are_those_of_a_plain_loop(digits: Arrays) -> None:
 @pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")
 def test_the_checks_of_scikit_learn() -> None:
     """Without a temperature, for which their data sets of 20 samples are too small."""
-    check_estimator(SigmaEnsembleClassifier(validation_fraction=0, epochs=10, members=2))
+    batches = "samples that are there twice make other batches than samples of weight 2"
+    check_estimator(
+        SigmaEnsembleClassifier(validation_fraction=0, epochs=20, members=2),
+        expected_failed_checks={"check_sample_weight_equivalence_on_dense_data": batches},
+    )
 
 
 def test_the_same_seed_gives_the_same_and_leaves_torchs_alone(digits: Arrays) -> None:
@@ -276,7 +327,7 @@ class Wide(nn.Module):
         ({"network": 3}, "network is a int; expected an nn.Module, a callable"),
         ({"network": Wide()}, r"logits \(64, 12\) for 10 classes in y; expected \(B, 10\)"),
         ({"members": 0}, "members is 0"),
-        ({"validation_fraction": 0.001}, "cannot be held out .*validation_fraction=0 for no"),
+        ({"class_weight": "even"}, "class_weight is 'even'"),
         ({"tau": -1.0}, "tau"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.evaluation.metrics import as_labels, as_log_probs, as_tensor, sample_nll
+from sigmanens.evaluation.metrics import as_floats, as_labels, as_log_probs, as_tensor, sample_nll
 
 _MAX_STEPS = 200
 _FLAT = 1e-12  # differences of log-probabilities that are none
@@ -28,7 +28,7 @@ _CHANCE = (
 )
 
 
-def fit_temperature(log_probs: Any, labels: Any) -> float:
+def fit_temperature(log_probs: Any, labels: Any, weights: Any = None) -> float:
     """Temperature T > 0 that minimises the mean NLL of softmax(log p / T) (arXiv 1706.04599).
 
     The NLL is convex in β = 1/T. Its slope at β = 0 and at β → ∞ says whether there is a minimum in
@@ -46,11 +46,12 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
     Args:
         log_probs: averaged distribution of held-out samples: (B, C), nats.
         labels: (B,), integers.
+        weights: factors > 0 on the samples' NLL (B,); 1 by default.
 
     Raises:
         InputError: bad input, or a label with probability 0 (its NLL is infinite at every T).
     """
-    temperature, problem = search_temperature(log_probs, labels)
+    temperature, problem = search_temperature(log_probs, labels, weights)
     if problem:
         warnings.warn(
             f"the {len(as_tensor(labels, 'labels'))} samples set no temperature, which stays at 1: "
@@ -61,9 +62,18 @@ def fit_temperature(log_probs: Any, labels: Any) -> float:
     return temperature
 
 
-def search_temperature(log_probs: Any, labels: Any) -> tuple[float, str]:
+def search_temperature(log_probs: Any, labels: Any, weights: Any = None) -> tuple[float, str]:
     """:func:`fit_temperature` without its warning: T, and why there is no minimum, or ""."""
     log_p = as_log_probs(log_probs)
+    factors = torch.ones(len(log_p), dtype=torch.float64, device=log_p.device)
+    if weights is not None:
+        factors = as_floats(weights, "weights", "B").to(factors)
+        if factors.shape != log_p.shape[:1] or not bool((factors > 0).all()):
+            raise InputError(
+                f"weights have shape {tuple(factors.shape)} and a least value of "
+                f"{float(factors.min())}; expected {tuple(log_p.shape[:1])} numbers above 0"
+            )
+    factors = factors / factors.mean()
     target = log_p.gather(1, as_labels(labels, log_p)[:, None])
     impossible = int(torch.isneginf(target).sum())
     if impossible:
@@ -81,23 +91,23 @@ def search_temperature(log_probs: Any, labels: Any) -> tuple[float, str]:
     )
     if gap.max() <= max(rounding, _FLAT):
         return 1.0, _ALL_RIGHT
-    if _slope(gap, _NEVER / scale)[0] >= 0:
+    if _slope(gap, _NEVER / scale, factors)[0] >= 0:
         return 1.0, _CHANCE
-    return 1 / _root(gap, 1 / scale, _NEVER / scale), ""
+    return 1 / _root(gap, 1 / scale, _NEVER / scale, factors), ""
 
 
-def _root(gap: Tensor, beta: float, least: float) -> float:
+def _root(gap: Tensor, beta: float, least: float, factors: Tensor) -> float:
     """The β at which the slope of the NLL is 0, from a first guess and a β where it is negative.
 
     Newton steps in log β, which fall back on bisection: deterministic, and cannot diverge.
     """
     low, high, theta = math.log(least), math.log(beta), math.log(beta)
-    while _slope(gap, math.exp(high))[0] <= 0:
+    while _slope(gap, math.exp(high), factors)[0] <= 0:
         high += 2
     before = high - low
     for _ in range(_MAX_STEPS):
         beta = math.exp(theta)
-        slope, curvature = _slope(gap, beta)
+        slope, curvature = _slope(gap, beta, factors)
         low, high = (low, theta) if slope > 0 else (theta, high)
         newton = theta - slope / (beta * curvature) if curvature > 0 else math.inf
         fast = low <= newton <= high and abs(newton - theta) <= abs(before) / 2
@@ -172,8 +182,8 @@ def calibrated_nll(
     return total / (repeats * len(log_p))
 
 
-def _slope(gap: Tensor, beta: float) -> tuple[float, float]:
-    """First and second derivative in β = 1/T of the mean of logsumexp_c β (log p_c − log p_y).
+def _slope(gap: Tensor, beta: float, factors: Tensor) -> tuple[float, float]:
+    """First and second derivative in β = 1/T of the mean of v · logsumexp_c β (log p_c − log p_y).
 
     Written in the gaps to the label's log-probability: where the label leads, every term is ≤ 0
     and nothing cancels, so certain data cannot change the sign by rounding.
@@ -182,4 +192,4 @@ def _slope(gap: Tensor, beta: float) -> tuple[float, float]:
     gap = gap.where(probs > 0, 0.0)
     mean = (probs * gap).sum(1, keepdim=True)
     variance = (probs * (gap - mean).square()).sum(1)
-    return mean.mean().item(), variance.mean().item()
+    return (factors * mean[:, 0]).mean().item(), (factors * variance).mean().item()

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from sigmanens.diversity import Diversity
@@ -24,7 +26,7 @@ from sigmanens.diversity.defaults import DEFAULTS
 from sigmanens.ensemble.convert import convert
 from sigmanens.ensemble.ensemble import SigmaEnsemble
 from sigmanens.ensemble.prediction import Prediction, logits_of
-from sigmanens.errors import InputError
+from sigmanens.errors import InputError, warn
 from sigmanens.evaluation import fit_temperature
 from sigmanens.seeding import own_random_state
 from sigmanens.training.groups import param_groups
@@ -83,7 +85,10 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         scale_lr_mult: factor on ``lr`` for the scales; by kind of norm if None.
         head_lr_mult: factor on ``lr`` for the members' own heads; 1 if None.
         validation_fraction: part of the data, in [0, 1), held out (stratified) to fit the
-            temperature; 0 trains on everything and leaves the temperature at 1.
+            temperature; 0 trains on everything and leaves the temperature at 1. So do data of which
+            no stratified part can be held out, with a warning.
+        class_weight: factor on the loss of each class: a mapping from label to factor (1 where it
+            has none), "balanced" for n / (C · count of the class), or None.
         convert_options: further keyword arguments of :func:`sigmanens.convert`.
         device: to train and predict on; where the network is if None.
         random_state: int, RandomState or None. Torch's own random state is left as it was.
@@ -110,6 +115,7 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         scale_lr_mult: float | None = None,
         head_lr_mult: float | None = None,
         validation_fraction: float = 0.1,
+        class_weight: Mapping[Any, float] | str | None = None,
         convert_options: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -125,23 +131,27 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         self.scale_lr_mult = scale_lr_mult
         self.head_lr_mult = head_lr_mult
         self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
         self.convert_options = convert_options
         self.device = device
         self.random_state = random_state
 
     # -- fitting ---------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> SigmaEnsembleClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SigmaEnsembleClassifier:
         """Convert, train and calibrate.
+
+        Weights v of samples, times those of their classes, make the loss Σ v ℓ / Σ v over the data,
+        and the NLL whose temperature is fitted. Samples of weight 0 are left out.
 
         Args:
             X: samples (B, features) or (B, channels, …), array or tensor; read as float32.
             y: labels (B,) of any type that can be sorted.
+            sample_weight: factors ≥ 0 on the samples' losses (B,), or None for 1.
 
         Raises:
-            InputError: for a parameter out of its range, several labels per sample, a network whose
-                logits do not fit the labels, or too few samples to hold some out. Errors of
-                ``convert`` as named there.
+            InputError: for a parameter out of its range, several labels per sample, or a network
+                whose logits do not fit the labels. Errors of ``convert`` as named there.
                 ValueError: as scikit-learn raises it for bad arrays.
         """
         self._check_parameters()
@@ -153,9 +163,16 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             )
         X, y = validate_data(self, _as_array(X), y, dtype=np.float32, allow_nd=True)
         check_classification_targets(y)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(_as_array(sample_weight), X, ensure_non_negative=True)
+            X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
+        if self.class_weight is not None:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)[indices]
+            weights = factors if weights is None else weights * factors
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held_out = self._split(indices, seed)
         cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -170,11 +187,17 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             ensemble = convert(network, members, **options)
             if self.device is not None:
                 ensemble.to(self.device)
-            self._train(ensemble, _tensor(X[train]), torch.from_numpy(indices[train]), generator)
+            loss = F.cross_entropy if weights is None else _Weighted(weights[train])
+            x, labels = _tensor(X[train]), torch.from_numpy(indices[train])
+            self._train(ensemble, x, labels, loss, generator)
             self.ensemble_ = ensemble.eval()
             self.temperature_ = 1.0
             if len(held_out):
-                self.temperature_ = self._temperature(X[held_out], indices[held_out])
+                log_probs = self._predict(X[held_out], 1.0).log_probs.cpu()
+                self.temperature_ = fit_temperature(
+                    log_probs, torch.from_numpy(indices[held_out]),
+                    None if weights is None else weights[held_out],
+                )  # fmt: skip
         ensemble.temperature.fill_(self.temperature_)
         return self
 
@@ -183,6 +206,11 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise InputError(f"{name} is {value!r}; expected an integer ≥ 1")
+        if isinstance(self.class_weight, str) and self.class_weight != "balanced":
+            raise InputError(
+                f"class_weight is {self.class_weight!r}; expected a mapping from label to factor, "
+                "'balanced' or None"
+            )
         if not 0 <= self.validation_fraction < 1:
             raise InputError(
                 f"validation_fraction is {self.validation_fraction!r}; expected a number in [0, 1)"
@@ -197,11 +225,12 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
                 every, test_size=self.validation_fraction, stratify=indices, random_state=seed
             )
         except ValueError as error:
-            raise InputError(
-                f"validation_fraction={self.validation_fraction} of {len(every)} samples in "
-                f"{len(self.classes_)} classes cannot be held out ({error}). Give more samples, or "
-                "validation_fraction=0 for no temperature"
-            ) from error
+            warn(
+                f"no temperature is fitted: validation_fraction={self.validation_fraction} of "
+                f"{len(every)} samples in {len(self.classes_)} classes cannot be held out "
+                f"({error}). Give more samples, or validation_fraction=0"
+            )
+            return every, every[:0]
         return train, held_out
 
     def _network(self, features: int) -> nn.Module:
@@ -217,12 +246,17 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         return make(features, classes)
 
     def _train(
-        self, ensemble: SigmaEnsemble, x: Tensor, y: Tensor, generator: torch.Generator
+        self,
+        ensemble: SigmaEnsemble,
+        x: Tensor,
+        y: Tensor,
+        loss: Callable[..., Tensor],
+        generator: torch.Generator,
     ) -> None:
         penalty = None
         if self.diversity_weight and self.members > 1:
             penalty = Diversity(tau=self.tau, weight=self.diversity_weight)
-        loss_fn = EnsembleLoss(diversity=penalty)
+        loss_fn = EnsembleLoss(loss, diversity=penalty)
         groups = param_groups(
             ensemble, self.lr, self.weight_decay, self.scale_lr_mult, self.head_lr_mult
         )
@@ -244,12 +278,14 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
                     penalty.progress = step / steps
                 logits = logits_of(ensemble(inputs))
                 self._check_logits(logits)
-                loss = loss_fn(logits, labels, ensemble)
-                loss.backward()
+                if isinstance(loss, _Weighted):
+                    loss.rows = rows
+                value = loss_fn(logits, labels, ensemble)
+                value.backward()
                 optimizer.step()
                 schedule.step()
                 step += 1
-                total += float(loss.detach()) * len(rows)
+                total += float(value.detach()) * len(rows)
             self.loss_curve_.append(total / len(x))
 
     def _check_logits(self, logits: Tensor) -> None:
@@ -259,10 +295,6 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
                 f"classes in y; expected (B, {len(self.classes_)}). A callable "
                 "(features, classes) -> network is told their number"
             )
-
-    def _temperature(self, x: Array, y: Array) -> float:
-        log_probs = self._predict(x, 1.0).log_probs.cpu()
-        return fit_temperature(log_probs, torch.from_numpy(y))
 
     # -- predicting ------------------------------------------------------------------------------
 
@@ -296,6 +328,18 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         for part in _tensor(x).split(max(self.batch_size, 256)):
             parts.append(self.ensemble_.predict(part.to(device), temperature=temperature))
         return Prediction.cat(parts)
+
+
+class _Weighted:
+    """Cross-entropy of one member, each sample times its weight over the mean weight of all."""
+
+    def __init__(self, weights: Array) -> None:
+        self.weights = torch.from_numpy(weights / weights.mean()).float()
+        self.rows = torch.arange(0)  # samples of the batch
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits, y, reduction="none")
+        return (losses * self.weights[self.rows].to(losses)).mean()
 
 
 def _as_array(values: Any) -> Any:
