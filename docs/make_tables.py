@@ -75,7 +75,7 @@ def readme() -> str:
     metrics = json.loads((RESULTS / "cifar10-resnet20" / "metrics.json").read_text("utf-8"))
     transfer = json.loads((RESULTS / "transfer-tiny20" / "metrics.json").read_text("utf-8"))
     blocks = {
-        "transfer": "\n".join(transfer_tables.table(transfer, transfer_tables.COLUMNS[:-2])),
+        "transfer": "\n".join(transfer_tables.table(transfer, transfer_tables.BRIEF)),
         "demo": "\n".join([*table(demo, README_COLUMNS, seconds=False), "", verdict(demo)]),
         "cifar": "\n".join(table(metrics, README_COLUMNS, seconds=False)),
     }

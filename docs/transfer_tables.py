@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sigmanens.evaluation.equivalent import deep_ensemble_equivalent
@@ -18,7 +19,7 @@ Each seed draws 1,000 training and 500 validation examples; the rest is the test
 lists what was drawn. All methods have new heads of the same kind (a norm and a Linear), average
 their weights and keep the epoch with the lowest temperature-scaled NLL on the validation examples.
 "Long" is one network trained for as many passes as all members together. The best single network is
-the one with the lower validation NLL, of those that have run.
+the one with the lowest validation NLL, in the seeds that all single networks have.
 
 NLL (T): in nats, after a temperature fitted on the validation examples. Worth: the number of
 separate networks with the same NLL (T). Size: parameters over those of one network.
@@ -49,34 +50,53 @@ def page(results: Path) -> str | None:
     return "\n".join(parts)
 
 
-COLUMNS = ("size", "accuracy", "ECE", "NLL (T)", "less best single", "less four networks",
-           "worth", "training s")  # fmt: skip
+BRIEF = ("size", "accuracy", "ECE", "NLL (T)")
+"""The columns in the README, beside the differences."""
 
 
-def table(metrics: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> list[str]:
-    """Lines of a table: every method by its NLL, beside the best single network and all of them."""
+def table(metrics: Mapping[str, Any], columns: Sequence[str] | None = None) -> list[str]:
+    """Lines of a table: every method by its NLL (T), and what it is less than one and all networks.
+
+    Differences are taken from the single network with the most seeds, from the one that is best on
+    validation examples, where that is another, and from all separate networks.
+    """
     study = read_study(metrics)
     singles = [g for g in study.groups if g.method == _ONE[0] and g.members == 1]
-    one = min(singles, key=lambda g: _mean(g, "validation", "nll_calibrated"))
+    shared = set.intersection(*(set(g.rows) for g in singles))
+    best = min(singles, key=lambda g: _validation(g, shared))
     many = max(
         (g for g in study.groups if g.method == "deep_ensemble"), key=lambda g: g.members or 0
     )
-    size = one.row["params"]
-    kept = {g.key: survivors(study, g, "nll_calibrated") for g in (one, many)}
-    lines = [f"| method | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    others = {"one network": max(singles, key=lambda g: len(g.rows))}
+    if best is not others["one network"]:
+        others[best.label.removesuffix(" + temperature")] = best
+    others["four networks"] = many
+    kept = {g.key: survivors(study, g, "nll_calibrated") for g in others.values()}
+    rows = []
     shown = [g for g in study.groups if g.method != "single"]  # its row has the same NLL (T)
     for group in sorted(shown, key=lambda g: _mean(g, "nll_calibrated")):
-        cells = [
-            f"{group.row['params'] / size:.2f} ×",
-            *(str(group.stat(key)) for key in ("accuracy", "ece", "nll_calibrated")),
-            *(_against(study, group, other, group.key in kept[other.key]) for other in (one, many)),
-            _worth(group, many),
-            group.stat("train_seconds").text(0),
-        ]
-        shown_cells = [c for name, c in zip(COLUMNS, cells, strict=True) if name in columns]
-        name = group.label + (" — best single" if group is one else "")
-        lines.append(f"| {' | '.join([name, *shown_cells])} |")
-    return lines
+        cells = {
+            "method": group.label + (" — best single" if group is best else ""),
+            "seeds": str(len(group.rows)),
+            "size": f"{group.row['params'] / best.row['params']:.2f} ×",
+            "accuracy": str(group.stat("accuracy")),
+            "ECE": str(group.stat("ece")),
+            "NLL (T)": str(group.stat("nll_calibrated")),
+        }
+        for name, other in others.items():
+            star = group.key in kept[other.key]
+            cells[f"less {name}"] = _against(study, group, other, star)
+        cells["worth"] = _worth(group, many)
+        cells["training s"] = group.stat("train_seconds").text(0)
+        rows.append(cells)
+    heads = [h for h in rows[0] if columns is None or h in (*columns, "method") or "less " in h]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    return lines + [f"| {' | '.join(cells[h] for h in heads)} |" for cells in rows]
+
+
+def _validation(group: Group, seeds: set[Any]) -> float:
+    values = group.stat("validation", "nll_calibrated").by_seed
+    return fmean(values[s] for s in seeds) if seeds <= set(values) else float("inf")
 
 
 def _mean(group: Group, *path: str) -> float:
