@@ -22,6 +22,7 @@ import sigmanens as sn
 from benchmarks.contestants import OURS, RIVALS, Contestant, build
 from benchmarks.costs import overheads, storage
 from benchmarks.goals import judged
+from benchmarks.load import DIFFERENT, SERVED, served, under_load
 from benchmarks.measure import interleaved
 from benchmarks.memory import peak_memory
 from benchmarks.page import table
@@ -209,10 +210,25 @@ def _dial(name: str, options: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def _load(name: str, options: Any) -> list[dict[str, Any]]:
+    """Threads × batch; each request on one thread of torch and of ONNX Runtime."""
+    subject, rows = SUBJECTS[name], []
+    with tempfile.TemporaryDirectory() as folder:
+        predict = {c: served(c, subject, MEMBERS, Path(folder)) for c in SERVED}
+        for batch in (1, 8):
+            inputs = [subject.inputs(batch) for _ in range(DIFFERENT)]
+            for threads in (1, 2, 8):
+                found = under_load(predict, inputs, threads, 800 // batch, options.runs)
+                head = {"batch": batch, "requests_at_once": threads}
+                rows += [head | {"contestant": c} | numbers for c, numbers in found.items()]
+    return rows
+
+
 PARTS = {
     "train": _train,
     "predict": _predict,
     "onnx": _onnx,
+    "load": _load,
     "dial": _dial,
     "costs": _costs,
     "memory": _memory,

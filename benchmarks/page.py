@@ -237,10 +237,26 @@ def _memory(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
         yield r["contestant"], str(r["members"]), str(r["batch"]), size, ratio
 
 
+def _under_load(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for r in rows:
+        one = next(
+            o for o in rows
+            if o["contestant"] == "separate"
+            and (o["batch"], o["requests_at_once"]) == (r["batch"], r["requests_at_once"])
+        )  # fmt: skip
+        yield (
+            f"B={r['batch']}, {r['requests_at_once']} at once", r["contestant"],
+            f"{r['throughput']:.0f}", f"{r['throughput'] / one['throughput']:.2f}",
+            f"{r['latency'] * 1e3:.1f}", f"{r['latency_95'] * 1e3:.1f}",
+            f"{r['wrong']} of {r['answers']:,}",
+        )  # fmt: skip
+
+
 _TITLES = {
     "train": "training step",
     "predict": "prediction",
     "onnx": "prediction in ONNX Runtime",
+    "load": "requests at once",
     "compiled prediction": "prediction compiled by torch.compile",
     "compiled training": "training step compiled by torch.compile",
     "dial": "what is computed once",
@@ -254,6 +270,10 @@ _TABLES: dict[str, Any] = {
     "onnx": (
         ("what", "contestant", "ms", "× eager separate networks", "files MiB", "int8 off by"),
         _runtime,
+    ),
+    "load": (
+        ("requests", "contestant", "a second", "× separate", "median ms", "95 % ms", "wrong"),
+        _under_load,
     ),
     "compiled prediction": (_TIMES, _timed),
     "compiled training": (_TIMES, _timed),

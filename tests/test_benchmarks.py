@@ -16,6 +16,7 @@ pytest.importorskip("torch_uncertainty", reason="the rivals' layers: pip install
 from benchmarks import __main__ as command
 from benchmarks import measure
 from benchmarks.goals import judged
+from benchmarks.load import served, under_load
 from benchmarks.page import page, tables
 from benchmarks.plan import START, STOP, Job, layouts, table
 from benchmarks.runtime import FLOAT, INT8
@@ -242,6 +243,37 @@ def test_networks_in_onnx_runtime_are_measured_against_eager_ones(
         assert by[name, 9]["bytes"] < exact["bytes"]
         assert 0 < by[name, 9]["gap"] < 0.05
         assert exact["gap"] is None
+
+
+def test_wrong_answers_under_load_are_counted() -> None:
+    calls = iter(range(1000))
+
+    def unreliable(x: torch.Tensor) -> torch.Tensor:
+        return x + (next(calls) % 5 == 4)
+
+    inputs = [torch.tensor([float(i)]) for i in range(4)]
+    found = under_load({"right": lambda x: 2 * x, "wrong": unreliable}, inputs, 3, 10, 2)
+    assert (found["right"]["wrong"], found["right"]["answers"]) == (0, 20)
+    assert found["wrong"]["wrong"] == 4  # the first four calls were the answers alone
+    assert 0 < found["right"]["latency"] <= found["right"]["latency_95"]
+    assert found["right"]["throughput"] > 0
+
+
+def test_what_is_served_answers_alike_with_and_without_a_runtime(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+    subject = Subject(make, lambda b: torch.randn(b, 6), (), (1,))
+    x = torch.randn(4, 6)
+    eager, runtime = (served(n, subject, 2, tmp_path)(x) for n in ("sigmanens", "sigmanens onnx"))
+    torch.testing.assert_close(eager, runtime, rtol=0, atol=1e-5)
+    alone = torch.softmax(make().eval()(x), 1)
+    for name in ("one network", "separate", "separate onnx"):
+        torch.testing.assert_close(served(name, subject, 2, tmp_path)(x), alone)
 
 
 def test_a_contestant_that_cannot_be_exported_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
