@@ -29,7 +29,7 @@ Predict = Callable[[Any], Tensor]
 
 
 def served(name: str, subject: Subject, members: int, folder: Path) -> Predict:
-    """Inputs → averaged probabilities (B, C), from any number of threads; by a name of ``SERVED``."""
+    """What maps inputs to probabilities (B, C) from any number of threads: a name of ``SERVED``."""
     if name.endswith("onnx"):
         return exported(name, subject, members, folder).predict
     torch.manual_seed(0)
