@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.subjects import MEMBERS
+from benchmarks.subjects import LATE, MEMBERS
 
 __all__ = ["judged"]
 
@@ -51,6 +51,11 @@ def _goals(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for rival in LIBRARY:
                 for batch in _batches(rows):
                     yield from _against(rows, rival, batch, what, subject)
+    for subject, rows in parts.get("dial", {}).items():
+        for row in (r for r in rows if r["shared"] == LATE):
+            bound = {"train": 1.7, "predict": 1.6}[row["what"]]
+            goal = f"{row['what']}, members in the last third, over one network"
+            yield _goal(goal, bound, subject, f"B={row['batch']}", row["ratio"], None)
     for subject, rows in parts.get("costs", {}).items():
         row = rows[0]
         value = row["norms"] + row["penalty"]

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from sigmanens.lab.backbones.registry import build_backbone
 
-__all__ = ["MEMBERS", "SUBJECTS", "Subject"]
+__all__ = ["LATE", "MEMBERS", "SUBJECTS", "Subject"]
 
 CLASSES = 10
+LATE = "all but the last third"
 MEMBERS = 4
 
 
@@ -89,7 +90,11 @@ SUBJECTS: dict[str, Subject] = {
     "ResNet-18, 32×32": Subject(
         lambda: build_backbone("resnet18", num_classes=CLASSES), _pictures(32), (8,), (1, 8, 32)
     ),
-    "EfficientNet-Lite0, 64×64": Subject(_lite0, _pictures(64), (8,), (1, 8, 32)),
+    "EfficientNet-Lite0, 64×64": Subject(
+        _lite0, _pictures(64), (8,), (1, 8, 32), (("nothing", ""), (LATE, r"blocks\.[56]|^bn2$"))
+    ),
     "ViT, 6 blocks": Subject(_vit, _pictures(32), (8,), (1, 8, 64)),
-    "MiniLM, 32 tokens": Subject(_minilm, _sentences, (8,), (1, 8, 64)),
+    "MiniLM, 32 tokens": Subject(
+        _minilm, _sentences, (8,), (1, 8, 64), (("nothing", ""), (LATE, r"layer\.[45]\."))
+    ),
 }
