@@ -20,8 +20,9 @@ what it is compared with. Each row gives the range over networks and batch sizes
 
 ## What to do
 
-* **Serve** from ONNX Runtime: `sn.export_onnx(ens, "ens.onnx", example)`. Transformers that answer
-  one text at a time are faster with `layout="small"`.
+* **Serve** convolutional networks and small batches from ONNX Runtime: `sn.export_onnx(ens,
+  "ens.onnx", example)`. Transformers that answer one text at a time are faster with
+  `layout="small"`. Large batches of a transformer take as long as in PyTorch.
 * **Serve from PyTorch**: open `with ens.fixed():` around the predictions. `ens.network.compile()`
   helps at small batches.
 * **Pay less per member**: let the members part late with `layers=` (the dial below).
@@ -85,7 +86,8 @@ time by that of {members} separate networks in the same round, in brackets the s
 largest. With one thread, times are CPU seconds of the process: waiting for other programs does not
 enter, what they do to the shared cache does. ONNX Runtime has as many threads. Its int8 files keep
 the weights of linear layers in eight bits; they are off by the largest difference of a probability
-from that of the float32 file, for networks with random weights.
+from that of the float32 file, for networks with random weights. Requests at once are timed by the
+clock, and their ratio is one of medians.
 
 Not measured: {missing}.
 

@@ -26,12 +26,13 @@ from typing import Any
 import onnxruntime
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 import sigmanens as sn
 from sigmanens.errors import DataError, InputError
 from sigmanens.lab.predicting import TrainedRun
 
+LARGEST = 20_000_000  # bytes of a request
 OUTPUTS = ("probs", "entropy", "expected_entropy", "modulation")
 
 
@@ -92,7 +93,11 @@ class Service:
         Raises:
             DataError: if the body is no picture, or no text.
         """
-        x = self.run.read([self._given(body)]).numpy()
+        given = self._given(body)
+        try:
+            x = self.run.read([given]).numpy()
+        except OSError as e:  # a kind of picture that Pillow does not convert
+            raise DataError(f"the picture cannot be read: {e}") from e
         name = self.session.get_inputs()[0].name
         probs, *rest = (v[0] for v in self.session.run(OUTPUTS, {name: x}))
         label = int(probs.argmax())
@@ -115,7 +120,7 @@ class Service:
         try:
             picture = Image.open(io.BytesIO(body))
             picture.load()
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as e:
+        except Exception as e:  # whatever a broken file makes the decoder raise
             raise DataError(f"the body is no picture: {e}") from e
         return picture
 
@@ -126,7 +131,11 @@ def application(service: Service) -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> dict[str, Any]:
-        body = await request.body()
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST:
+                raise HTTPException(413, f"the body has more than {LARGEST:,} bytes")
         try:
             return await run_in_threadpool(service.answer, body)
         except (DataError, InputError) as e:

@@ -220,6 +220,34 @@ def test_the_fast_layout_stores_and_computes_once_what_members_share(tmp_path: P
     assert_predicts(serve(path, {"input": x}), ens.predict(x))
 
 
+class Writes(nn.Module):
+    """Writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(1.0)
+        return self.head(self.norm(x.square()))
+
+
+def test_every_member_gets_inputs_that_no_other_has_written_into(tmp_path: Path) -> None:
+    ens = apart(sn.convert(randomise(Writes()).eval(), 3))
+    path = sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4))
+    x = torch.randn(5, 4)
+    assert_predicts(serve(path, {"x": x.clone()}), ens.predict(x))
+
+
+@pytest.mark.parametrize("layout", leaving.LAYOUTS)
+def test_a_network_of_one_length_is_told_apart(layout: str, tmp_path: Path) -> None:
+    ens = sn.convert(Recurrent(True), 2, batch_dims={"state": 1})
+    state = torch.randn(1, 2, 5), torch.randn(1, 2, 5)
+    given = (torch.randn(2, 6, 4), state)
+    with pytest.raises(ExportError, match=r"with length_dim=1: .* It passes at the example's len"):
+        sn.export_onnx(ens, tmp_path / "ens.onnx", given, length_dim=1, layout=layout)
+
+
 def test_members_without_a_plain_form_are_written_in_the_small_layout(tmp_path: Path) -> None:
     base = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4), nn.Linear(4, 3))
     ens = apart(sn.convert(base, 2, shift=True))
@@ -353,7 +381,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), members=4)
     with pytest.raises(InputError, match="layout is 'quick'; expected one of fast, small"):
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), layout="quick")
-    with pytest.raises(InputError, match="length_dim is 2, but no batched input has a dimension 2"):
+    with pytest.raises(InputError, match="length_dim is 2, but dimension 2 of every input"):
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), length_dim=2)
     with pytest.raises(ExportError, match="wrote operator set 18 instead of 99"):
         sn.export_onnx(ens, tmp_path / "ens.onnx", torch.randn(2, 4), opset=99)

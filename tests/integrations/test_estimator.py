@@ -122,6 +122,8 @@ def test_weights_of_classes_are_weights_of_their_samples_and_move_the_probabilit
     np.testing.assert_allclose(balanced.predict_proba(test), expected, atol=1e-6)
     plain = small().fit(x, y).predict_proba(test)[:, 1].mean()
     assert balanced.predict_proba(test)[:, 1].mean() > plain + 0.05
+    never = small(class_weight={"three": 0.0}, validation_fraction=0).fit(x, y)
+    assert never.predict_proba(test)[:, 1].mean() < plain / 2
     heavy = small(class_weight={"three": 30.0}).fit(x, y)
     assert heavy.predict_proba(test)[:, 1].mean() > plain + 0.05
 
@@ -328,6 +330,8 @@ class Wide(nn.Module):
         ({"network": Wide()}, r"logits \(64, 12\) for 10 classes in y; expected \(B, 10\)"),
         ({"members": 0}, "members is 0"),
         ({"class_weight": "even"}, "class_weight is 'even'"),
+        ({"class_weight": {3: -1.0}}, r"class_weight gives factors .*-1\.0.* at least 0"),
+        ({"class_weight": {3: float("nan")}}, "class_weight gives factors .*nan"),
         ({"tau": -1.0}, "tau"),
     ],
 )

@@ -361,12 +361,20 @@ def test_a_server_reads_texts_of_any_length(
 ) -> None:
     from fastapi.testclient import TestClient
 
-    client = TestClient(server("texts")[1])
-    for text in ("good", "poor awful film film bad"):
-        answer = client.post("/predict", content=text.encode()).json()
-        row = reader.predict([text]).rows()[0]
-        assert answer["class"] == row["class"]
-        assert answer["probability"] == pytest.approx(row["probability"], abs=1e-4)
+    client, texts = (
+        TestClient(server("texts")[1]),
+        ["good", "poor awful film film bad", "fine film"],
+    )
+    rows = reader.predict(texts).rows()
+
+    def ask(i: int) -> dict[str, Any]:
+        return client.post("/predict", content=texts[i % 3].encode()).json()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(30)))
+    for i, answer in enumerate(answers):
+        assert answer["class"] == rows[i % 3]["class"]
+        assert answer["probability"] == pytest.approx(rows[i % 3]["probability"], abs=1e-4)
     assert client.post("/predict", content=b"\xff").status_code == 422
 
 
@@ -377,6 +385,7 @@ def test_a_server_refuses_what_is_no_picture_and_sees_drift(
 
     service, app = server("pictures", window=5)
     client = TestClient(app)
+    assert client.post("/predict", content=b"x" * 20_000_001).status_code == 413
     refused = client.post("/predict", content=b"no picture")
     assert (refused.status_code, refused.json()["detail"][:23]) == (422, "the body is no picture:")
     assert client.get("/health").json()["drifted"] is None  # nothing to judge by

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sigmanens.errors import InputError, SigmaNensWarning
-from sigmanens.evaluation.metrics import as_floats, as_labels, as_log_probs, as_tensor, sample_nll
+from sigmanens.evaluation.metrics import as_labels, as_log_probs, as_tensor, sample_nll
 
 _MAX_STEPS = 200
 _FLAT = 1e-12  # differences of log-probabilities that are none
@@ -67,11 +67,12 @@ def search_temperature(log_probs: Any, labels: Any, weights: Any = None) -> tupl
     log_p = as_log_probs(log_probs)
     factors = torch.ones(len(log_p), dtype=torch.float64, device=log_p.device)
     if weights is not None:
-        factors = as_floats(weights, "weights", "B").to(factors)
-        if factors.shape != log_p.shape[:1] or not bool((factors > 0).all()):
+        factors = as_tensor(weights, "weights").to(factors)
+        right = factors.isfinite() & (factors > 0)
+        if factors.shape != log_p.shape[:1] or not bool(right.all()):
             raise InputError(
-                f"weights have shape {tuple(factors.shape)} and a least value of "
-                f"{float(factors.min())}; expected {tuple(log_p.shape[:1])} numbers above 0"
+                f"weights have shape {tuple(factors.shape)}, {int((~right).sum())} of them not "
+                f"above 0 or not finite; expected {len(log_p)} finite numbers above 0"
             )
     factors = factors / factors.mean()
     target = log_p.gather(1, as_labels(labels, log_p)[:, None])

@@ -48,10 +48,11 @@ def export_onnx(
         example: inputs with real values, as for :func:`~sigmanens.export_program`.
         members: export the first k members only.
         class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
-        length_dim: a dimension that batched inputs share and that may have any size: 1 for tokens.
+        length_dim: a dimension that may have any size, as for :func:`~sigmanens.export_program`.
         layout: "fast" computes the members as plain networks: what they share is stored once, and
             the runtime folds each one's norms into its convolutions. "small" is a graph of one
-            network with the members in the batch, for many members or text by text.
+            network with the members in the batch. Use it for many members, or for a transformer
+            that gets one text per call.
         opset: version of the operator set; the exporter's own choice by default.
         verify: compare with the ensemble in ONNX Runtime at two batch sizes, to 1e-4 in each
             output; a warning says so if ONNX Runtime is not installed.
@@ -178,10 +179,16 @@ def _verify(task: Task, path: Path) -> None:
         raise ExportError(
             f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
         ) from e
-    for rows in (1, task.inputs.size + 1):
-        inputs = task.resized(rows)
-        with torch.no_grad():
-            expected = inputs.call(task.module)
+    for rows, shorter in ((1, 0), (task.inputs.size + 1, 1)):
+        inputs = task.resized(rows, shorter)
+        try:
+            with torch.no_grad():
+                expected = inputs.call(task.module)
+        except Exception as e:
+            raise ExportError(
+                f"the ensemble itself fails at another batch size{' or length' * bool(shorter)}: "
+                f"{reason(e)}. length_dim needs a network that takes texts of any length"
+            ) from e
         pairs = zip(session.get_inputs(), inputs.tensors().values(), strict=True)
         feeds = {node.name: value.numpy() for node, value in pairs}
         try:

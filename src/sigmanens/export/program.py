@@ -48,7 +48,9 @@ def export_program(
             dimension 0 is 1 counts as batched unless ``batch_dims`` says otherwise.
         members: export the first k members only.
         class_dim: dimension of the classes in one member's logits; -1 for token classifiers.
-        length_dim: a dimension that batched inputs share and that may have any size: 1 for tokens.
+        length_dim: a dimension that may have any size, in the first input that has it and in those
+            of equal size there: 1 for tokens. Recurrent layers and learned positions do not allow
+            it.
 
     Raises:
         InputError: if the example has no batch dimension or is empty, ``members`` is out of
@@ -101,7 +103,11 @@ class UnrolledModule(InferenceModule):
 
     def logits(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (k, B, C, …) of one network after the other."""
-        return torch.stack([logits_of(network(*args, **kwargs)) for network in self.plain])
+        found = []
+        for network in self.plain:  # on copies, for a network may write into its inputs
+            own = map_tensors(lambda x, _: x.clone(), {"args": args, "kwargs": kwargs})
+            found.append(logits_of(network(*own["args"], **own["kwargs"])))
+        return torch.stack(found)
 
 
 def _tie(network: nn.Module, first: nn.Module) -> None:
@@ -173,35 +179,40 @@ class Task:
         k = twin.num_members if members is None else members
         names = _input_names(twin.network, inputs.tree)
         task = cls(InferenceModule(twin, k, class_dim), inputs, names, length_dim)
-        if length_dim is not None and not task.lengthy():
+        if length_dim is not None and (type(length_dim) is not int or not task.lengthy()):
             raise InputError(
-                f"length_dim is {length_dim}, but no batched input has a dimension {length_dim} of "
-                "more than one besides its batch dimension"
+                f"length_dim is {length_dim!r}, but dimension {length_dim} of every input is its "
+                "batch, has size 1 or is not there"
             )
         return task
 
     def free(self, path: str) -> dict[int, str]:
         """Dimensions of an input that may have any size: ``BATCH``, and ``LENGTH`` if there is."""
-        shape = self.inputs.tensors()[path].shape
-        batch, dim = self.inputs.batched.get(path), self.length_dim
-        if batch is None:
+        if path not in self.inputs.batched:
             return {}
-        found = {batch: BATCH}
-        if dim is not None and -len(shape) <= dim < len(shape) and shape[dim] > 1:
-            found.setdefault(dim % len(shape), LENGTH)
-        return found
+        lengthy = self.lengthy()
+        found = {self.inputs.batched[path]: BATCH}
+        return found | ({lengthy[path]: LENGTH} if path in lengthy else {})
 
     def lengthy(self) -> dict[str, int]:
-        """The dimension of any length, by input."""
-        free = {path: self.free(path) for path in self.inputs.batched}
-        return {p: dim for p, dims in free.items() for dim, name in dims.items() if name == LENGTH}
+        """The dimension of any length, by input: where it has the size that it has first."""
+        found: dict[str, int] = {}
+        size = None
+        for path, batch in self.inputs.batched.items():
+            shape, dim = self.inputs.tensors()[path].shape, self.length_dim
+            if dim is None or not -len(shape) <= dim < len(shape) or dim % len(shape) == batch:
+                continue
+            size = shape[dim] if size is None and shape[dim] > 1 else size
+            if shape[dim] == size:
+                found[path] = dim % len(shape)
+        return found
 
-    def resized(self, rows: int) -> Inputs:
-        """The example with so many rows, and one less than its length."""
+    def resized(self, rows: int, shorter: int = 0) -> Inputs:
+        """The example with so many rows, and so much less than its length."""
         dims = self.lengthy()
 
         def cut(x: Tensor, path: str) -> Tensor:
-            return x.narrow(dims[path], 0, x.shape[dims[path]] - 1) if path in dims else x
+            return x.narrow(dims[path], 0, x.shape[dims[path]] - shorter) if path in dims else x
 
         inputs = self.inputs.resized(rows)
         return replace(inputs, tree=map_tensors(cut, dict(inputs.tree)))
@@ -248,6 +259,16 @@ class Task:
         ensemble = self.module.ensemble
         name = type(ensemble.network).__name__
         why = reason(error)
+        if self.lengthy():
+            try:
+                attempt(replace(self, length_dim=None))
+            except Exception:  # the length is not the cause
+                pass
+            else:
+                return ExportError(
+                    f"{what} failed for this {name} with length_dim={self.length_dim}: {why}. It "
+                    "passes at the example's length: leave length_dim out, and pad texts to it"
+                )
         try:
             attempt(replace(self, module=PlainModule(ensemble.member(0).eval())))
         except SigmaNensError as e:

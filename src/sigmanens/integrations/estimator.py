@@ -85,8 +85,8 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         scale_lr_mult: factor on ``lr`` for the scales; by kind of norm if None.
         head_lr_mult: factor on ``lr`` for the members' own heads; 1 if None.
         validation_fraction: part of the data, in [0, 1), held out (stratified) to fit the
-            temperature; 0 trains on everything and leaves the temperature at 1. So do data of which
-            no stratified part can be held out, with a warning.
+            temperature; 0 trains on everything and leaves the temperature at 1. Data that cannot be
+            split by class are all trained on, and a warning says so.
         class_weight: factor on the loss of each class: a mapping from label to factor (1 where it
             has none), "balanced" for n / (C · count of the class), or None.
         convert_options: further keyword arguments of :func:`sigmanens.convert`.
@@ -141,8 +141,9 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SigmaEnsembleClassifier:
         """Convert, train and calibrate.
 
-        Weights v of samples, times those of their classes, make the loss Σ v ℓ / Σ v over the data,
-        and the NLL whose temperature is fitted. Samples of weight 0 are left out.
+        A sample's weight v is ``sample_weight`` times the factor of its class. The loss is
+        Σ v ℓ / Σ v over the data, and so is the NLL that sets the temperature. Samples of weight 0
+        are left out.
 
         Args:
             X: samples (B, features) or (B, channels, …), array or tensor; read as float32.
@@ -171,8 +172,14 @@ class SigmaEnsembleClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]!r}; expected at least 2 classes")
         if self.class_weight is not None:
-            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)[indices]
-            weights = factors if weights is None else weights * factors
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            if not (np.isfinite(factors).all() and (factors >= 0).all() and factors.any()):
+                raise InputError(
+                    f"class_weight gives factors {factors.tolist()}; expected finite numbers of at "
+                    "least 0, and one above"
+                )
+            weights = factors[indices] if weights is None else weights * factors[indices]
+            X, indices, weights = X[weights > 0], indices[weights > 0], weights[weights > 0]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held_out = self._split(indices, seed)
         cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

@@ -223,7 +223,7 @@ def export(config: Namespace, command: str) -> None:
     """Export the ensemble of a finished training: ONNX, torch.export or one plain network."""
     from sigmanens.lab.exporting import export_run
 
-    path = export_run(Path(config.run), Path(config.out), config.format)
+    path = export_run(Path(config.run), Path(config.out), config.format, config.layout)
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
@@ -318,6 +318,7 @@ def _parser() -> ArgumentParser:
     sub.add_argument(
         "--format", type=str, default="onnx", help="onnx, program, collapse or member:<i>"
     )
+    sub.add_argument("--layout", type=str, default="fast", help="of ONNX: fast or small")
     return parser
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sigmanens.errors import ConfigError, RunError
+from sigmanens.errors import ConfigError, ExportError, RunError, warn
 from sigmanens.export.onnx import export_onnx
 from sigmanens.export.program import export_program
 from sigmanens.lab.config import TrainConfig
@@ -20,18 +20,20 @@ FORMATS = ("onnx", "program", "collapse", "member:<i>")
 """What can leave: ONNX, a ``torch.export`` program, one plain network's tensors."""
 
 
-def export_run(folder: Path, out: Path, form: str) -> Path:
+def export_run(folder: Path, out: Path, form: str, layout: str = "fast") -> Path:
     """Export the ensemble of a finished run of ``sigmanens train``.
 
-    "onnx" and "program" give the decomposed prediction for any batch size, and texts of any length
-    up to ``data.length`` tokens. "collapse" and "member:<i>" write the tensors of a plain network
-    of the base's class as safetensors; the file's metadata name the base. Under fresh heads its
-    head is a norm and a Linear.
+    "onnx" and "program" give the decomposed prediction for any batch size. Texts may have any
+    length up to ``data.length`` tokens. Where the network takes one length only, as an LSTM does, texts
+    must be filled up to it, and a warning says so. "collapse" and "member:<i>" write the tensors of
+    a plain network of the base's class as safetensors; the file's metadata name the base. Under
+    fresh heads its head is a norm and a Linear.
 
     Args:
         folder: the run.
         out: the file to write; it must not exist.
         form: one of ``FORMATS``.
+        layout: of an ONNX file, see :func:`sigmanens.export_onnx`.
 
     Returns:
         the file.
@@ -56,9 +58,21 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if kind == "onnx":
-            return export_onnx(ensemble, out, example, length_dim=length_dim)
+            try:
+                return export_onnx(ensemble, out, example, length_dim=length_dim, layout=layout)
+            except ExportError as e:
+                if length_dim is None:
+                    raise
+                _tell(e, example)
+                return export_onnx(ensemble, out, example, layout=layout)
         if kind == "program":
-            program = export_program(ensemble, example, length_dim=length_dim)
+            try:
+                program = export_program(ensemble, example, length_dim=length_dim)
+            except ExportError as e:
+                if length_dim is None:
+                    raise
+                _tell(e, example)
+                program = export_program(ensemble, example)
             torch.export.save(program, out)
             return out
         plain = ensemble.member(int(number)) if numbered else ensemble.collapse()
@@ -67,6 +81,10 @@ def export_run(folder: Path, out: Path, form: str) -> Path:
     except OSError as e:
         raise RunError(f"could not write {out}: {e.strerror or e}") from e
     return out
+
+
+def _tell(error: ExportError, example: Tensor) -> None:
+    warn(f"texts must be filled up to {example.shape[1]} tokens for this file: {error}")
 
 
 def _example(run: TrainedRun) -> tuple[Tensor, int | None]:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,16 @@ class TrainedRun:
         prediction = Prediction.from_logits(logits, float(self.ensemble.temperature))
         return Answers(tuple(examples), tuple(names), prediction, self.classes, rule)
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of texts, from where ``inputs.json`` says; read once."""
+        return load_tokenizer(self.inputs["tokenizer"])
+
     def read(self, inputs: Any) -> Tensor:
         """Inputs as the network takes them: pictures (B, C, H, W), or tokens (B, L) of texts.
 
-        For another runtime than PyTorch, see :func:`sigmanens.export_onnx`. ``inputs`` and what is
-        raised are those of :meth:`predict`.
+        Use it to feed an exported file (:func:`sigmanens.export_onnx`). Inputs and errors are those
+        of :meth:`predict`.
         """
         x = self._read(inputs)[2]
         return x if isinstance(x, Tensor) else x[:]
@@ -184,7 +190,7 @@ class TrainedRun:
         how = self.inputs
         if how["kind"] == "texts":
             texts = given_texts(inputs, how["column"])
-            return texts, texts, encode(texts, load_tokenizer(how["tokenizer"]), how["length"])
+            return texts, texts, encode(texts, self.tokenizer, how["length"])
         pictures = given_pictures(inputs)
         names = [name_of(picture, i) for i, picture in enumerate(pictures)]
         shape = (len(pictures), how["channels"], *how["size"])

@@ -190,12 +190,12 @@ class SigmaNorm(MemberNorm):
         if name == "weight":
             own = "scale_logit" if self.kind == "sigmoid" else "scale"
             what = f"computed from the members' scales in '{own}'"
-            cure = f"Write to norm.{own} ``(M, *S)``, or to the base before sigmanens.convert"
+            cure = f"Write to norm.{own} (M, *S), or to the base before sigmanens.convert"
         elif self.shift is None:
             what = "0 for all members, which have no shift"
             cure = "Convert with shift=True for one per member"
         else:
-            what, cure = "the base's shift, shared by all members", "Write to norm.shift ``(*S)``"
+            what, cure = "the base's shift, shared by all members", "Write to norm.shift (*S)"
         which = f"the {name} of σNorm layer '{self.where}' ({type(self).__name__})"
         return f"{which} cannot be written: it is {what}. {cure}"
 

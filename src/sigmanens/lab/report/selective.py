@@ -17,8 +17,8 @@ def risk_coverage(study: Study) -> Section | None:
     return curve_section(
         "risk",
         "Answer only where it is sure",
-        "The share of errors among the examples of highest confidence, when so many are answered "
-        "and the others are left to a person. Lower is better. At coverage 1 all are answered. "
+        "The network answers its most confident examples. The curve shows the share of wrong "
+        "answers among them. Lower is better. At coverage 1 all are answered. "
         "`sigmanens predict --abstain-at-risk` chooses the coverage for a risk that you name.",
         [_RISK],
         curves,
