@@ -24,10 +24,10 @@ def export_run(folder: Path, out: Path, form: str, layout: str = "fast") -> Path
     """Export the ensemble of a finished run of ``sigmanens train``.
 
     "onnx" and "program" give the decomposed prediction for any batch size. Texts may have any
-    length up to ``data.length`` tokens. Where the network takes one length only, as an LSTM does, texts
-    must be filled up to it, and a warning says so. "collapse" and "member:<i>" write the tensors of
-    a plain network of the base's class as safetensors; the file's metadata name the base. Under
-    fresh heads its head is a norm and a Linear.
+    length up to ``data.length`` tokens. Where the network takes one length only, as an LSTM does,
+    texts must be filled up to it, and a warning says so. "collapse" and "member:<i>" write the
+    tensors of a plain network of the base's class as safetensors; the file's metadata name the
+    base. Under fresh heads its head is a norm and a Linear.
 
     Args:
         folder: the run.
