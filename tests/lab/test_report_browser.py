@@ -227,7 +227,7 @@ def test_report_works_on_a_wide_light_screen(tmp_path: Path):
     assert found["problems"] == []
     assert found["resources"] == 0
     assert found["hacked"] is False
-    assert found["drawn"] == "14"  # 11 of the study and 3 of the run in detail
+    assert found["drawn"] == "16"  # 12 of the study and 4 of the run in detail
     assert found["svgs"] >= 14
     assert found["inside"] is True
     assert found["scroll"] <= found["inner"]
