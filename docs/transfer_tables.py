@@ -17,8 +17,8 @@ HEAD = """# Transfer: a pretrained network, a new head, 1,000 examples
 
 Each seed draws 1,000 training and 500 validation examples; the rest is the test part. `splits.json`
 lists what was drawn. All methods have new heads of the same kind (a norm and a Linear). They
-average their weights (exponentially, 0.98) unless the row says "no average", and keep the epoch with
-the lowest temperature-scaled NLL on the validation examples.
+average their weights (exponentially, 0.98) unless the row says "no average", and keep the epoch
+with the lowest temperature-scaled NLL on the validation examples.
 "Long" is one network trained for as many passes as all members together. The best single network is
 the one with the lowest validation NLL, in the seeds that all single networks have.
 
