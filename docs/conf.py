@@ -12,21 +12,16 @@ author = "the sigmanens team"
 version = release = _version("sigmanens")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "results/*/notes.md"]
+exclude_patterns = ["results/*/notes.md"]
 html_theme = "furo"
 html_title = f"sigmanens {version}"
 
-myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # links to headings, as hosts of code make them
 suppress_warnings = ["myst.header"]  # tables written by programs begin at the level of their page
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
-autodoc_typehints_format = "short"
-autoclass_content = "class"
 napoleon_use_ivar = True
-napoleon_custom_sections = ["Shape"]
-
 
 PACKAGES = ("sigmanens", "sigmanens.diversity", "sigmanens.evaluation", "sigmanens.baselines")
 

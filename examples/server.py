@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
+import torch
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from PIL import Image
@@ -103,12 +104,11 @@ class Service:
         label = int(probs.argmax())
         uncertainty = dict(zip(OUTPUTS[1:], map(float, rest), strict=True))
         self.drift.add(uncertainty["entropy"])
-        threshold = self.rule.threshold
         return {
             "class": self.run.classes[label],
             "probability": float(probs[label]),
             **uncertainty,
-            "abstain": threshold is None or float(probs[label]) < threshold,
+            "abstain": bool(self.rule.abstains(torch.tensor(probs[label]))),
         }
 
     def _given(self, body: bytes) -> Any:

@@ -179,15 +179,17 @@ def _verify(task: Task, path: Path) -> None:
         raise ExportError(
             f"ONNX Runtime does not load the file: {reason(e)}. verify=False writes it unchecked"
         ) from e
+    lengthy = task.lengthy()
     for rows, shorter in ((1, 0), (task.inputs.size + 1, 1)):
         inputs = task.resized(rows, shorter)
         try:
             with torch.no_grad():
                 expected = inputs.call(task.module)
         except Exception as e:
+            cure = ". length_dim needs a network that takes texts of any length" * bool(lengthy)
             raise ExportError(
-                f"the ensemble itself fails at another batch size{' or length' * bool(shorter)}: "
-                f"{reason(e)}. length_dim needs a network that takes texts of any length"
+                f"the ensemble itself fails at another batch size{' or length' * bool(lengthy)}: "
+                f"{reason(e)}{cure}"
             ) from e
         pairs = zip(session.get_inputs(), inputs.tensors().values(), strict=True)
         feeds = {node.name: value.numpy() for node, value in pairs}

@@ -55,25 +55,24 @@ def export_run(folder: Path, out: Path, form: str, layout: str = "fast") -> Path
             f"--format is {form!r}, but the members are 0 to {ensemble.num_members - 1}"
         )
     example, length_dim = _example(run)
+
+    def leave(dim: int | None) -> None:
+        if kind == "onnx":
+            export_onnx(ensemble, out, example, length_dim=dim, layout=layout)
+        else:
+            torch.export.save(export_program(ensemble, example, length_dim=dim), out)
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if kind == "onnx":
+        if kind in ("onnx", "program"):
             try:
-                return export_onnx(ensemble, out, example, length_dim=length_dim, layout=layout)
+                leave(length_dim)
             except ExportError as e:
                 if length_dim is None:
                     raise
-                _tell(e, example)
-                return export_onnx(ensemble, out, example, layout=layout)
-        if kind == "program":
-            try:
-                program = export_program(ensemble, example, length_dim=length_dim)
-            except ExportError as e:
-                if length_dim is None:
-                    raise
-                _tell(e, example)
-                program = export_program(ensemble, example)
-            torch.export.save(program, out)
+                length = example.shape[1]
+                warn(f"texts must be filled up to {length} tokens for this file: {e}")
+                leave(None)
             return out
         plain = ensemble.member(int(number)) if numbered else ensemble.collapse()
         told = {"model": model.name, "options": json.dumps(model.options)}
@@ -81,10 +80,6 @@ def export_run(folder: Path, out: Path, form: str, layout: str = "fast") -> Path
     except OSError as e:
         raise RunError(f"could not write {out}: {e.strerror or e}") from e
     return out
-
-
-def _tell(error: ExportError, example: Tensor) -> None:
-    warn(f"texts must be filled up to {example.shape[1]} tokens for this file: {error}")
 
 
 def _example(run: TrainedRun) -> tuple[Tensor, int | None]:

@@ -77,7 +77,7 @@ def reliability(study: Study) -> Section | None:
         _QUANTITIES,
         curves,
         "confidence",
-        main=[g for g in (study.single, study.chosen, study.deep) if g is not None],
+        main=study.leading,
         xaxis=_WHOLE,
     )
     if found is not None:

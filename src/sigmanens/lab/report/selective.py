@@ -19,11 +19,11 @@ def risk_coverage(study: Study) -> Section | None:
         "Answer only where it is sure",
         "The network answers its most confident examples. The curve shows the share of wrong "
         "answers among them. Lower is better. At coverage 1 all are answered. "
-        "`sigmanens predict --abstain-at-risk` chooses the coverage for a risk that you name.",
+        "sigmanens predict --abstain-at-risk chooses the coverage for a risk that you name.",
         [_RISK],
         curves,
         "coverage",
-        main=[g for g in (study.single, study.chosen, study.deep) if g is not None],
+        main=study.leading,
         ends=True,
         xaxis={"range": [0, 1.02]},
     )

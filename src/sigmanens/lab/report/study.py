@@ -193,6 +193,11 @@ class Study:
         members = (self.chosen and self.chosen.members) or 0
         return min(deep, key=lambda g: abs((g.members or 0) - members), default=None)
 
+    @property
+    def leading(self) -> list[Group]:
+        """One network, the chosen σN-Ens and the separate networks, of those that there are."""
+        return [g for g in (self.single, self.chosen, self.deep) if g is not None]
+
     @cached_property
     def main(self) -> list[Group]:
         """What a crowded figure shows first: one network, separate ones, ours and the controls.
@@ -204,7 +209,7 @@ class Study:
         members = self.chosen.members if self.chosen else None
         controls = [g for g in self.groups if g.method in _CONTROLS and not g.variant]
         asked = [g for g in controls if members is None or g.members == members]
-        asked += [g for g in (self.single, self.deep, self.chosen) if g is not None]
+        asked += self.leading
         kept = [group for group in self.groups if group in asked]
         return kept if len(kept) > 1 else list(self.groups)
 
